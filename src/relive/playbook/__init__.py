@@ -1,0 +1,1 @@
+"""The playbook: what past experience puts back into prompts."""
