@@ -34,8 +34,11 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-class _Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Common behaviour: made from outside data with every field checked, turned back into JSON values."""
+class _Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """Common behaviour: made from outside data with every field checked, and turned back into JSON values.
+
+    A record never changes once it is made; `msgspec.structs.replace` gives a changed copy.
+    """
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -50,7 +53,7 @@ class _Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Makes a record from outside data (for example parsed JSON), checking every field.
 
         Raises:
-            InvalidExperienceError: a field is unknown, missing, of the wrong type or out of range; the message names it.
+            InvalidExperienceError: a field is unknown, missing, of the wrong type or out of range; it is named.
         """
         try:
             return msgspec.convert(data, cls, dec_hook=_decode)
@@ -81,7 +84,7 @@ class Usage(_Record, frozen=True):
     reasoning_tokens: Count | None = None
 
 
-class TokenTrace(_Record, eq=False):
+class TokenTrace(_Record, frozen=True, eq=False):
     """The tokens of one rollout, exactly as the sampler produced them (never from re-tokenising text).
 
     Attributes:
@@ -108,7 +111,7 @@ class TokenTrace(_Record, eq=False):
         for field, dtype in _TRACE_DTYPES.items():
             value = getattr(self, field)
             if value is not None:
-                setattr(self, field, _as_array(field, value, dtype))
+                msgspec.structs.force_setattr(self, field, _as_array(field, value, dtype))
         length = len(self.token_ids)
         for field in _TRACE_DTYPES:
             value = getattr(self, field)
@@ -129,7 +132,7 @@ class TokenTrace(_Record, eq=False):
         return all(_same(getattr(self, f), getattr(other, f)) for f in self.__struct_fields__)
 
 
-class Transition(_Record):
+class Transition(_Record, frozen=True):
     """One step of an agent: what it saw, what it did, and what came of it.
 
     Attributes:
@@ -137,7 +140,7 @@ class Transition(_Record):
         action: What it did; any JSON value (for an LLM: the assistant's message).
         next_state: What it saw next; ``None`` when the episode ended or nothing is known.
         reward: The step's reward; ``None``: not known yet.
-        terminated: The task reached an end of its own (Gymnasium's meaning): no value is bootstrapped from `next_state`.
+        terminated: The task came to an end of its own (Gymnasium's meaning): nothing is bootstrapped from `next_state`.
         truncated: The episode was cut off from outside, for example by a time limit.
         outcome: Whether it succeeded; ``"unknown"`` never counts as success.
         agent: Who acted.
@@ -236,4 +239,4 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(_kind: Any, value: Any) -> Any:
-    return value  # only the arrays of a TokenTrace come here; its __post_init__ checks them
+    return np.asarray(value)  # only the arrays of a TokenTrace come here; its __post_init__ gives them their dtype
