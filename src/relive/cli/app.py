@@ -1,0 +1,67 @@
+"""The program `relive`: how it starts, how it fails.
+
+Exit codes: 0 success, 1 failure (one sentence on standard error, never a stack trace), 2 wrong usage, 130 interrupted,
+141 when the reader of its output stopped early (what a shell reports for a program that a closed pipe ended).
+"""
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from relive.errors import ReliveError
+
+BROKEN_PIPE = 141
+
+
+class _Program(TyperGroup):
+    """The root of all commands: turns what went wrong into one sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here, so that a full device is an error and not a warning after the fact
+        except BrokenPipeError:
+            _discard_output()
+            raise SystemExit(BROKEN_PIPE) from None
+        except ReliveError as error:
+            _fail(str(error))
+        except OSError as error:
+            _discard_output()
+            where = f" ({error.filename})" if error.filename else ""
+            _fail(f"{error.strerror or error}{where}.")
+        return result
+
+
+def _fail(sentence: str) -> None:
+    typer.echo(f"relive: {sentence}", err=True)
+    raise SystemExit(1)
+
+
+def _discard_output() -> None:
+    """Points standard output at nothing, so that Python's last flush cannot fail a second time."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+app = typer.Typer(
+    cls=_Program,
+    name="relive",
+    help="Experience replay and continual learning for LLM agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Entry point of the program."""
+    app(prog_name="relive")

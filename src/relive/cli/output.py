@@ -1,0 +1,60 @@
+"""What the commands print: tables for people, strict JSON for programs."""
+
+import math
+import sys
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # the program decides the exit code, not the console
+
+
+def console() -> Console:
+    """A console on standard output as it is now (tests and pipes may have changed it)."""
+    return _Console(file=sys.stdout, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Prints one line of JSON that any strict parser reads: NaN and infinities become null."""
+    sys.stdout.write(msgspec.json.encode(_finite(msgspec.to_builtins(value, enc_hook=str))).decode() + "\n")
+
+
+def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:
+    """An empty table; the columns named in `right` are set flush right."""
+    result = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return result
+
+
+def short(value: Any, width: int) -> Text:
+    """A value on one line of at most `width` characters; never read as markup, control characters shown as spaces."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode(errors="replace")
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return Text(text if len(text) <= width else text[: width - 1] + "…")
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number for people; an unknown one is a dash, never 0."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def dollars(nano_usd: int | None) -> str:
+    """An exact price in nano-USD as dollars; an unknown one is a dash, never 0."""
+    return "–" if nano_usd is None else f"${nano_usd / 1e9:,.6f}".rstrip("0").rstrip(".")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
