@@ -66,6 +66,9 @@ _UNSPACED = (
 _LETTER = f"(?:[^\\W_{_UNSPACED}]|[\u0900-\u0963\u0966-\u0dff])"
 _PIECE = re.compile(f"(?P<unspaced>[{_UNSPACED}]+)|(?P<word>{_LETTER}+(?:[-_/.:'@&+#]{_LETTER}+)*[+#]{{0,3}})")
 _PARTS = re.compile(f"{_LETTER}+")
+_ASCII_WORD = re.compile(
+    "[a-z0-9]+(?:[-_/.:'@&+#][a-z0-9]+)*[+#]{0,3}"
+)  # what _PIECE finds in ASCII, five times faster
 _FULL_WIDTH = {code: code + 0xFEE0 for code in range(0x21, 0x7F) if not chr(code).isalnum()}
 
 
@@ -99,13 +102,13 @@ def tokens(text: str) -> list[str]:
             found.extend(unspaced)
             found.extend(_pairs(unspaced))
             continue
-        parts = _PARTS.findall(word)
-        if len(word) <= _LONGEST_TOKEN and parts != [word]:
+        parts = _parts(word)
+        if parts != [word] and len(word) <= _LONGEST_TOKEN:
             found.append(word.translate(_FULL_WIDTH))
         for part in parts:
-            part = part[:_LONGEST_TOKEN]
             found.append(part)
-            found.extend(_endings(part))
+            if len(part) >= _LONG_WORD:
+                found.extend(_endings(part))
     return found
 
 
@@ -121,11 +124,10 @@ def match_query(text: str) -> str | None:
         if unspaced:
             whole.update(dict.fromkeys(f'"{pair}"' for pair in _pairs(unspaced) or [unspaced]))
             continue
-        found = _PARTS.findall(word)
-        if len(word) <= _LONGEST_TOKEN and found != [word]:
+        found = _parts(word)
+        if found != [word] and len(word) <= _LONGEST_TOKEN:
             whole[f'"{word.translate(_FULL_WIDTH)}"'] = None
         for part in found:
-            part = part[:_LONGEST_TOKEN]
             whole[f'"{part}"*' if len(part) >= _PREFIX_FROM else f'"{part}"'] = None
             parts.update(dict.fromkeys(f'"{p}"' for p in (*_endings(part), *_beginnings(part))))
     chosen = _most_telling(whole, MAX_QUERY_TOKENS)
@@ -142,7 +144,15 @@ def normalise(text: str) -> str:
 
 
 def _pieces(text: str) -> Iterable[tuple[str, str]]:
-    return _PIECE.findall(normalise(text))
+    plain = normalise(text)
+    return [("", word) for word in _ASCII_WORD.findall(plain)] if plain.isascii() else _PIECE.findall(plain)
+
+
+def _parts(word: str) -> list[str]:
+    """The runs of letters and digits in a word: ``gb/s`` has two."""
+    if word.isalnum() and len(word) <= _LONGEST_TOKEN:
+        return [word]
+    return [part[:_LONGEST_TOKEN] for part in _PARTS.findall(word)]
 
 
 def _pairs(run: str) -> list[str]:
