@@ -1,1 +1,40 @@
-"""The durable store of experiences."""
+"""The durable store: experiences in one SQLite file, safe from many threads and processes."""
+
+from relive.storage.errors import (
+    ClosedStoreError,
+    DamagedStoreError,
+    IndexOwnedError,
+    NewerStoreError,
+    NotAStoreError,
+    ReadOnlyStoreError,
+    StorageBusyError,
+    StorageError,
+    StorageFullError,
+    StoragePathError,
+)
+from relive.storage.protocol import Changes, Storage, Stored, StoreStats, WriteView
+from relive.storage.reading import Query
+from relive.storage.sampling import IndexChange, SavedIndex
+from relive.storage.sqlite import SqliteStorage
+
+__all__ = [
+    "Changes",
+    "ClosedStoreError",
+    "DamagedStoreError",
+    "IndexChange",
+    "IndexOwnedError",
+    "NewerStoreError",
+    "NotAStoreError",
+    "Query",
+    "ReadOnlyStoreError",
+    "SavedIndex",
+    "SqliteStorage",
+    "Storage",
+    "StorageBusyError",
+    "StorageError",
+    "StorageFullError",
+    "StoragePathError",
+    "StoreStats",
+    "Stored",
+    "WriteView",
+]

@@ -1,0 +1,195 @@
+"""What a payload and its tokens look like on disk: JSON compressed by zstandard, arrays raw; never a pickle.
+
+How values survive, exactly:
+
+- Whole numbers of any size keep every digit. Floating-point numbers come back as the same double; text such as
+  ``1.10`` keeps its digits only inside a string (as a tool call's arguments are) or as `msgspec.Raw`, whose JSON text
+  is stored byte for byte and exported so.
+- NaN and infinity have no JSON form and become ``null``.
+- Text is kept code point by code point, NUL included. The two halves of a surrogate pair become the one character they
+  mean; a lone half, which no UTF-8 can hold, becomes U+FFFD, here as in export and on pages.
+- Tuples become lists, keys that are no text become text, NumPy arrays become lists, bytes become Base64 text.
+"""
+
+import json
+import threading
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import zstandard
+
+from relive.errors import InvalidExperienceError
+from relive.experience import TokenTrace
+
+PLAIN = 0
+"""Codec of a body that is the JSON text itself."""
+
+ZSTD = 1
+"""Codec of a body that is one zstandard frame, without a dictionary."""
+
+LEVEL = 3
+_SMALLEST_COMPRESSED = 64  # bytes; below, the frame's header outweighs what it saves
+_MOST_DIGITS = 4300  # Python refuses longer ones in int(): converting them is quadratic
+
+_HAS_LOGPROBS, _HAS_VERSIONS = 1, 2
+
+
+class TraceRow(NamedTuple):
+    """A `TokenTrace` as the columns of its table, without the id."""
+
+    length: int
+    parts: int
+    temperature: float | None
+    top_p: float | None
+    tokenizer: str | None
+    body: bytes
+
+
+def clean_text(text: str) -> str:
+    """`text` as UTF-8 can hold it: halves of a surrogate pair joined, a lone half replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON text of any JSON value, in UTF-8.
+
+    Raises:
+        InvalidExperienceError: an object in it has no JSON form, or it is nested too deeply.
+    """
+    try:
+        return _ENCODER.encode(value)
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_clean(value))
+    except (ValueError, OverflowError):  # an integer of more digits than Python prints
+        return _ENCODER.encode(_clean(value))
+    except RecursionError as error:
+        raise InvalidExperienceError("The experience is nested too deeply to be stored as JSON.") from error
+    except (TypeError, NotImplementedError) as error:
+        raise InvalidExperienceError(f"The experience is not made of JSON values: {error}") from error
+
+
+def decode_json(text: bytes) -> Any:
+    """The value of JSON text that `encode_json` wrote."""
+    try:
+        return _DECODER.decode(text)
+    except msgspec.DecodeError:  # raw text may hold what only a lenient reader takes: 1e400, a lone surrogate's escape
+        return json.loads(text, parse_int=_parse_int)
+
+
+class Compressor:
+    """Makes stored bodies; one thread at a time uses it."""
+
+    def __init__(self, dictionary: tuple[int, bytes] | None = None) -> None:
+        """Args: dictionary: its codec number and bytes, used from now on; ``None``: none is trained yet."""
+        self.codec = ZSTD
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
+        if dictionary is not None:
+            self.codec = dictionary[0]
+            trained = zstandard.ZstdCompressionDict(dictionary[1])
+            trained.precompute_compress(level=LEVEL)
+            self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=trained)
+
+    def __call__(self, text: bytes) -> tuple[int, bytes]:
+        """The codec number and the body for a payload's JSON text."""
+        if len(text) < _SMALLEST_COMPRESSED:
+            return PLAIN, text
+        body = self._compressor.compress(text)
+        return (self.codec, body) if len(body) < len(text) else (PLAIN, text)
+
+
+class Decompressor:
+    """Reads stored bodies; any number of threads may use it."""
+
+    def __init__(self) -> None:
+        self._dictionaries: dict[int, zstandard.ZstdCompressionDict] = {}
+        self._local = threading.local()  # a decompressor must not run in two threads at once
+
+    def knows(self, codec: int) -> bool:
+        """Whether bodies of this codec can be read without another dictionary."""
+        return codec in (PLAIN, ZSTD) or codec in self._dictionaries
+
+    def learn(self, codec: int, dictionary: bytes) -> None:
+        """Adds the dictionary whose bodies have this codec."""
+        self._dictionaries[codec] = zstandard.ZstdCompressionDict(dictionary)
+
+    def __call__(self, codec: int, body: bytes) -> bytes:
+        """The JSON text of a body."""
+        if codec == PLAIN:
+            return body
+        readers: dict[int, zstandard.ZstdDecompressor] = self._local.__dict__.setdefault("readers", {})
+        reader = readers.get(codec)
+        if reader is None:
+            reader = readers[codec] = zstandard.ZstdDecompressor(dict_data=self._dictionaries.get(codec))
+        return reader.decompress(body)
+
+
+def encode_trace(trace: TokenTrace) -> TraceRow:
+    """The columns of a token trace; arrays are little-endian, versions run-length encoded as (version, count) pairs."""
+    parts = 0
+    body = [trace.token_ids.astype("<i4").tobytes(), trace.mask.astype("u1").tobytes()]
+    if trace.logprobs is not None:
+        parts |= _HAS_LOGPROBS
+        body.append(trace.logprobs.astype("<f4").tobytes())
+    if trace.versions is not None:
+        parts |= _HAS_VERSIONS
+        starts = np.flatnonzero(np.diff(trace.versions, prepend=trace.versions[:1] - 1))
+        counts = np.diff(starts, append=len(trace.versions))
+        body.append(np.stack([trace.versions[starts], counts], axis=1).astype("<i4").tobytes())
+    tokenizer = None if trace.tokenizer is None else clean_text(trace.tokenizer)
+    return TraceRow(len(trace.token_ids), parts, trace.temperature, trace.top_p, tokenizer, b"".join(body))
+
+
+def decode_trace(row: TraceRow) -> TokenTrace:
+    """The token trace of its columns."""
+    length, at = row.length, 5 * row.length
+    logprobs = versions = None
+    if row.parts & _HAS_LOGPROBS:
+        logprobs = np.frombuffer(row.body, "<f4", length, at)
+        at += 4 * length
+    if row.parts & _HAS_VERSIONS:
+        runs = np.frombuffer(row.body, "<i4", -1, at).reshape(-1, 2)
+        versions = np.repeat(runs[:, 0], runs[:, 1])
+    return TokenTrace(
+        token_ids=np.frombuffer(row.body, "<i4", length),
+        mask=np.frombuffer(row.body, "u1", length, 4 * length),
+        logprobs=logprobs,
+        versions=versions,
+        temperature=row.temperature,
+        top_p=row.top_p,
+        tokenizer=row.tokenizer,
+    )
+
+
+def _json_form(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} is not a JSON value")
+
+
+def _clean(value: Any) -> Any:
+    """The same value with text that UTF-8 can hold and integers of any length as raw digits."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
+        return msgspec.Raw(f"{Decimal(value):f}".encode())
+    return value
+
+
+def _parse_int(digits: str) -> int:
+    return int(digits) if len(digits) <= _MOST_DIGITS else int(Decimal(digits))
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_json_form)
+_DECODER = msgspec.json.Decoder()

@@ -1,0 +1,199 @@
+"""Reading rows of a store, by id or by a query; any connection will do."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import apsw
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from relive.errors import InvalidExperienceError
+from relive.experience import Outcome, Transition
+from relive.storage import codec, record
+from relive.storage.codec import Decompressor, TraceRow
+from relive.storage.connection import fetch
+from relive.storage.errors import StorageError
+from relive.storage.protocol import Stored
+from relive.storage.record import COLUMNS, OUTCOME_NUMBERS, Columns
+from relive.storage.text import match_query
+
+_FLAGS = 3 + COLUMNS.index("flags")
+_SELECT = (
+    "SELECT e.id, e.priority, e.uid, " + ", ".join(f"e.{name}" for name in COLUMNS) + ", e.bytes, p.codec, p.body"
+)  # fmt: skip
+_BY_ID = f"{_SELECT} FROM carray(?) c JOIN experience e ON e.id = c.value JOIN payload p ON p.id = e.id"
+_TRACES = """SELECT t.id, t.length, t.parts, t.temperature, t.top_p, t.tokenizer, t.body
+    FROM carray(?) c JOIN token_trace t ON t.id = c.value"""
+
+
+class Query(msgspec.Struct, kw_only=True, frozen=True):
+    """Which experiences; every condition given must hold. See `SqliteStorage.query`."""
+
+    agent: str | None = None
+    episode_id: str | None = None
+    group_id: str | None = None
+    parent: int | None = None
+    outcome: Outcome | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    policy: str | None = None
+    policy_version: int | None = None
+    tag: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: bool | str | None = None
+    text: str | None = None
+
+    def where(self) -> tuple[str, list[Any]] | None:
+        """The SQL condition on ``e`` and its values; ``None``: nothing can match."""
+        terms: list[str] = []
+        values: list[Any] = []
+
+        def add(term: str, value: Any) -> None:
+            if value is not None:
+                terms.append(term)
+                values.append(codec.clean_text(value) if isinstance(value, str) else value)
+
+        add("e.agent = ?", self.agent)
+        add("e.episode_id = ?", self.episode_id)
+        add("e.group_id = ?", self.group_id)
+        add("e.parent = ?", self.parent)
+        add("e.outcome = ?", None if self.outcome is None else _outcome(self.outcome))
+        add("e.reward >= ?", self.min_reward)
+        add("e.reward <= ?", self.max_reward)
+        add("e.policy = ?", self.policy)
+        add("e.policy_version = ?", self.policy_version)
+        add("e.id IN (SELECT id FROM tag WHERE name = ?)", self.tag)
+        add("e.created_at >= ?", None if self.since is None else record.microseconds(self.since))
+        add("e.created_at < ?", None if self.until is None else record.microseconds(self.until))
+        if isinstance(self.error, str):
+            add("instr(e.error, ?)", self.error)
+        elif self.error is not None:
+            terms.append("e.error IS NOT NULL" if self.error else "e.error IS NULL")
+        if self.text is not None:
+            match = match_query(self.text)
+            if match is None:
+                return None
+            add("e.id IN (SELECT rowid FROM state_text WHERE state_text MATCH ?)", match)
+        return " AND ".join(terms) or "1", values
+
+
+class Reader:
+    """Turns rows of one store into `Stored`; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._decompress = Decompressor()
+
+    def read(self, connection: apsw.Connection, ids: Sequence[int] | npt.NDArray[np.int64]) -> list[Stored | None]:
+        """Experiences in the order of `ids`; ``None`` where there is none."""
+        wanted = int64(ids)
+        if not len(wanted):
+            return []
+        rows = fetch(connection, _BY_ID, (apsw.carray(wanted),))
+        found = {stored.id: stored for stored in self._stored(connection, rows)}
+        return [found.get(number) for number in wanted.tolist()]
+
+    def query(
+        self, connection: apsw.Connection, query: Query, *, after: int | None, limit: int, newest_first: bool
+    ) -> list[Stored]:
+        """One page of a query, in the order of ids."""
+        condition = query.where()
+        if condition is None:
+            return []
+        where, values = condition
+        if after is not None:
+            where += " AND e.id < ?" if newest_first else " AND e.id > ?"
+            values.append(after)
+        rows = connection.execute(
+            f"{_SELECT} FROM experience e JOIN payload p ON p.id = e.id WHERE {where} "
+            f"ORDER BY e.id {'DESC' if newest_first else 'ASC'} LIMIT ?",
+            (*values, limit),
+        ).fetchall()
+        return self._stored(connection, rows)
+
+    def count(self, connection: apsw.Connection, query: Query) -> int:
+        """How many experiences a query finds."""
+        condition = query.where()
+        if condition is None:
+            return 0
+        where, values = condition
+        return int(connection.execute(f"SELECT count(*) FROM experience e WHERE {where}", values).get)  # noqa: S608
+
+    def search(
+        self, connection: apsw.Connection, text: str, outcome: Outcome | None, agent: str | None, limit: int
+    ) -> list[tuple[int, float]]:
+        """(id, BM25 score) of the states most like a text, the best first, older ones first among equals."""
+        match = match_query(text)
+        if match is None:
+            return []
+        where, values = Query(outcome=outcome, agent=agent).where() or ("1", [])
+        join = "" if where == "1" else f"JOIN experience e ON e.id = state_text.rowid AND {where}"
+        return fetch(
+            connection,
+            f"SELECT state_text.rowid, -bm25(state_text) AS score FROM state_text {join} "  # noqa: S608 - bound
+            "WHERE state_text MATCH ? ORDER BY score DESC, state_text.rowid LIMIT ?",
+            (*values, match, limit),
+        )
+
+    def tags(self, connection: apsw.Connection, number: int) -> set[str]:
+        """The tags of one experience."""
+        text = connection.execute("SELECT tags FROM experience WHERE id = ?", (number,)).get
+        return set() if text is None else set(msgspec.json.decode(text))
+
+    def _stored(self, connection: apsw.Connection, rows: list[Any]) -> list[Stored]:
+        with_tokens = [row[0] for row in rows if row[_FLAGS] & record.HAS_TOKENS]
+        traces: dict[int, TraceRow] = {}
+        if with_tokens:
+            for number, *columns in fetch(connection, _TRACES, (apsw.carray(int64(with_tokens)),)):
+                traces[number] = TraceRow(*columns)
+        result = []
+        for row in rows:
+            number, priority, uid, size, codec_number, body = row[0], row[1], row[2], row[-3], row[-2], row[-1]
+            if not self._decompress.knows(codec_number):
+                self._learn(connection, codec_number, number)
+            loader = _Loader(self._decompress, codec_number, body, traces.get(number))
+            result.append(Stored(number, row[3:-3], loader, priority=priority, uid=uid, size=size))
+        return result
+
+    def _learn(self, connection: apsw.Connection, codec_number: int, number: int) -> None:
+        dictionary = connection.execute("SELECT body FROM dictionary WHERE id = ?", (codec_number,)).get
+        if dictionary is None:
+            raise StorageError(
+                f"Experience {number} needs dictionary {codec_number}, which the store lacks; run `relive check`."
+            )
+        self._decompress.learn(codec_number, dictionary)
+
+
+class _Loader:
+    """A row's payload and tokens, not parsed yet."""
+
+    __slots__ = ("_body", "_codec", "_decompress", "_trace")
+
+    def __init__(self, decompress: Decompressor, codec_number: int, body: bytes, trace: TraceRow | None) -> None:
+        self._decompress = decompress
+        self._codec = codec_number
+        self._body = body
+        self._trace = trace
+
+    def json(self) -> bytes:
+        return self._decompress(self._codec, self._body)
+
+    def transition(self, columns: Columns) -> Transition:
+        tokens = None if self._trace is None else codec.decode_trace(self._trace)
+        return record.decode(columns, codec.decode_json(self.json()), tokens)
+
+
+def int64(ids: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Ids as an array."""
+    if isinstance(ids, np.ndarray):
+        return np.ascontiguousarray(ids, np.int64)
+    return np.fromiter(ids, np.int64)
+
+
+def _outcome(name: Outcome) -> int:
+    number = OUTCOME_NUMBERS.get(name)
+    if number is None:
+        raise InvalidExperienceError(f"outcome is {name!r}; it must be success, failure or unknown.")
+    return number

@@ -1,0 +1,203 @@
+"""A `Transition` as the columns of its tables, and back.
+
+This is the one place where an experience becomes bytes: whatever must not reach the disk is taken out of the transition
+before `encode` sees it.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from relive.errors import InvalidExperienceError
+from relive.experience import Outcome, TokenTrace, Transition, Usage
+from relive.storage.codec import TraceRow, clean_text, encode_json, encode_trace
+from relive.storage.text import index_text
+
+OUTCOMES: tuple[Outcome, ...] = ("unknown", "success", "failure")
+"""An outcome's number on disk is its position here."""
+
+OUTCOME_NUMBERS = {name: number for number, name in enumerate(OUTCOMES)}
+
+COLUMNS = (
+    "agent", "episode_id", "step", "outcome", "reward", "created_at", "flags", "recorded_outcome", "recorded_reward",
+    "parent", "group_id", "tags", "policy", "policy_version", "cost", "latency_ms", "error", "input_tokens",
+    "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens",
+)  # fmt: skip
+"""Columns of the table ``experience`` that hold a transition, in the order of `Row.columns`."""
+
+Columns: TypeAlias = tuple[Any, ...]
+Redact: TypeAlias = Callable[[Transition], Transition]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_TERMINATED, _TRUNCATED, _HAS_USAGE, HAS_TOKENS = 1, 2, 4, 8
+_INTEGERS = ("step", "parent", "policy_version", "cost")
+
+
+class Row(NamedTuple):
+    """A transition ready to be written, all but its id.
+
+    Attributes:
+        columns: Values of `COLUMNS`.
+        payload: JSON text of state, action and next state.
+        trace: Columns of the token trace; ``None``: it has none.
+        tags: Its tags, each once.
+        words: Tokens for the full-text index; empty: nothing to find.
+        priority: The priority asked for; ``None``: whatever the owner's rule says.
+        uid: Identity of an imported row; ``None``: it was recorded here.
+    """
+
+    columns: Columns
+    payload: bytes
+    trace: TraceRow | None
+    tags: tuple[str, ...]
+    words: str
+    priority: float | None = None
+    uid: bytes | None = None
+
+
+def microseconds(time: datetime) -> int:
+    """Microseconds since 1970 UTC.
+
+    Raises:
+        InvalidExperienceError: the time does not say its zone.
+    """
+    try:
+        return (time - _EPOCH) // _MICROSECOND
+    except TypeError as error:
+        raise InvalidExperienceError(f"created_at is {time!r}; it must be a datetime with a time zone.") from error
+
+
+def moment(count: int) -> datetime:
+    """The UTC time so many microseconds after 1970."""
+    return _EPOCH + count * _MICROSECOND
+
+
+def encode(
+    transition: Transition, *, priority: float | None = None, uid: bytes | None = None, with_text: bool = True
+) -> Row:
+    """The row of a transition; nothing the caller changes later in the transition reaches it.
+
+    Raises:
+        InvalidExperienceError: a field has a value that the store cannot hold; the message names it.
+    """
+    t = transition
+    payload: dict[str, Any] = {"state": t.state, "action": t.action}
+    if t.next_state is not None:
+        payload["next_state"] = t.next_state
+    usage = t.usage
+    outcome = OUTCOME_NUMBERS.get(t.outcome)
+    if outcome is None:
+        raise InvalidExperienceError(f"outcome is {t.outcome!r}; it must be success, failure or unknown.")
+    reward = None if t.reward is None else _number(t.reward, "reward")
+    for name in _INTEGERS:
+        _check_integer(getattr(t, name), name)
+    tags = tuple(_text(tag, "tags") for tag in t.tags)
+    columns = (
+        _text(t.agent, "agent"),
+        _text(t.episode_id, "episode_id"),
+        t.step,
+        outcome,
+        reward,
+        microseconds(t.created_at),
+        (_TERMINATED if t.terminated else 0)
+        | (_TRUNCATED if t.truncated else 0)
+        | (_HAS_USAGE if usage is not None else 0)
+        | (HAS_TOKENS if t.tokens is not None else 0),
+        outcome,
+        reward,
+        t.parent,
+        None if t.group_id is None else _text(t.group_id, "group_id"),
+        encode_json(tags).decode() if tags else None,
+        None if t.policy is None else _text(t.policy, "policy"),
+        t.policy_version,
+        t.cost,
+        None if t.latency_ms is None else _number(t.latency_ms, "latency_ms"),
+        None if t.error is None else _text(t.error, "error"),
+        *_usage_columns(usage),
+    )
+    trace = None if t.tokens is None else encode_trace(t.tokens)
+    words = clean_text(index_text(_readable(t))) if with_text else ""
+    return Row(columns, encode_json(payload), trace, tuple(dict.fromkeys(tags)), words, priority, uid)
+
+
+def decode(columns: Columns, payload: dict[str, Any], tokens: TokenTrace | None) -> Transition:
+    """The transition of its columns (in the order of `COLUMNS`), with reward and outcome as they hold now."""
+    flags = columns[6]
+    return Transition(
+        state=payload.get("state"),
+        action=payload.get("action"),
+        next_state=payload.get("next_state"),
+        reward=columns[4],
+        terminated=bool(flags & _TERMINATED),
+        truncated=bool(flags & _TRUNCATED),
+        outcome=OUTCOMES[columns[3]],
+        agent=columns[0],
+        episode_id=columns[1],
+        step=columns[2],
+        parent=columns[9],
+        group_id=columns[10],
+        tags=() if columns[11] is None else tuple(msgspec.json.decode(columns[11])),
+        policy=columns[12],
+        policy_version=columns[13],
+        usage=_usage(columns[17:22]) if flags & _HAS_USAGE else None,
+        cost=columns[14],
+        latency_ms=columns[15],
+        error=columns[16],
+        created_at=moment(columns[5]),
+        tokens=tokens,
+    )
+
+
+def _usage_columns(usage: Usage | None) -> tuple[int | None, ...]:
+    if usage is None:
+        return (None, None, None, None, None)
+    counts = (
+        usage.input_tokens,
+        usage.cached_tokens,
+        usage.cache_write_tokens,
+        usage.output_tokens,
+        usage.reasoning_tokens,
+    )
+    for count in counts:
+        _check_integer(count, "usage")
+    return counts
+
+
+def _usage(counts: Columns) -> Usage:
+    return Usage(
+        input_tokens=counts[0],
+        cached_tokens=counts[1],
+        cache_write_tokens=counts[2],
+        output_tokens=counts[3],
+        reasoning_tokens=counts[4],
+    )
+
+
+def _readable(transition: Transition) -> Transition:
+    """The transition with a state that the text index can walk through."""
+    if not isinstance(transition.state, msgspec.Raw):
+        return transition
+    state = msgspec.json.decode(transition.state)
+    return Transition(state=state, action=None)
+
+
+def _text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidExperienceError(f"{field} is {value!r}; it must be text.")
+    return clean_text(value)
+
+
+def _number(value: object, field: str) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidExperienceError(f"{field} is {value!r}; it must be a number.") from error
+
+
+def _check_integer(value: object, field: str) -> None:
+    if value is None or (type(value) is int and -(2**63) <= value < 2**63):
+        return
+    raise InvalidExperienceError(f"{field} is {value!r}; it must be an integer of at most 64 bits.")

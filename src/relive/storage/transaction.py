@@ -1,0 +1,209 @@
+"""One write transaction: everything that may be written to a store is written through here, while the lock is held."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import apsw
+import numpy as np
+import numpy.typing as npt
+
+from relive.storage import feedback as feedback_rule
+from relive.storage import sampling
+from relive.storage.codec import Compressor
+from relive.storage.connection import fetch
+from relive.storage.protocol import Changes, Stored
+from relive.storage.reading import Reader, int64
+from relive.storage.record import COLUMNS, Row
+from relive.storage.sampling import IndexChange, SavedIndex
+
+ADDED, REWARDED, REMOVED = 0, 1, 2
+"""Kinds of entries in the table ``change``."""
+
+KEPT_CHANGES = 65_536
+"""Change numbers a follower may lag behind before it must look at everything again."""
+
+_PLACES = ", ".join("?" * (len(COLUMNS) + 4))
+_INSERT = f"INSERT INTO experience(id, bytes, priority, uid, {', '.join(COLUMNS)}) VALUES ({_PLACES})"  # noqa: S608
+_DELETE = tuple(
+    f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM carray(?))"  # noqa: S608 - names from the tuple below
+    for table, key in (("experience", "id"), ("payload", "id"), ("token_trace", "id"), ("state_text", "rowid"))
+)
+
+
+class Transaction:
+    """The write side of a store inside one transaction; made by the writer, valid until its end."""
+
+    def __init__(self, connection: apsw.Connection, reader: Reader, compress: Compressor, origin: int) -> None:
+        self.connection = connection
+        self._reader = reader
+        self._compress = compress
+        self._origin = origin
+        self._ends: list[Callable[[bool], None]] = []
+        self._next_id, self._rows, self._bytes, self._evicted = connection.execute(
+            "SELECT next_id, rows, bytes, evicted FROM total"
+        ).get
+        self._number: int = connection.execute("SELECT coalesce(max(number), 0) FROM change").get
+        self._first_number = self._number + 1
+        self._index_changed = False
+
+    def append(self, rows: Sequence[Row]) -> list[int | None]:
+        """Writes rows; the answer has each one's id, ``None`` for a uid that is there already."""
+        ids: list[int | None] = []
+        new: list[tuple[int, Row]] = []
+        first = number = self._next_id
+        seen: set[bytes] = set()
+        for row in rows:
+            if row.uid is not None and (row.uid in seen or self._has_uid(row.uid)):
+                ids.append(None)
+                continue
+            if row.uid is not None:
+                seen.add(row.uid)
+            ids.append(number)
+            new.append((number, row))
+            number += 1
+        if not new:
+            return ids
+        bodies = [self._compress(row.payload) for _, row in new]
+        sizes = [
+            len(body) + (0 if row.trace is None else len(row.trace.body))
+            for (_, row), (_, body) in zip(new, bodies, strict=True)
+        ]
+        execute_many = self.connection.executemany
+        execute_many(
+            _INSERT,
+            [(n, size, row.priority, row.uid, *row.columns) for (n, row), size in zip(new, sizes, strict=True)],
+        )
+        execute_many(
+            "INSERT INTO payload VALUES (?, ?, ?)",
+            [(n, codec, body) for (n, _), (codec, body) in zip(new, bodies, strict=True)],
+        )
+        traces = [(n, *row.trace) for n, row in new if row.trace is not None]
+        if traces:
+            execute_many("INSERT INTO token_trace VALUES (?, ?, ?, ?, ?, ?, ?)", traces)
+        tags = [(tag, n) for n, row in new for tag in row.tags]
+        if tags:
+            execute_many("INSERT INTO tag VALUES (?, ?)", tags)
+        words = [(n, row.words) for n, row in new if row.words]
+        if words:
+            execute_many("INSERT INTO state_text(rowid, words) VALUES (?, ?)", words)
+        self._next_id = number
+        self._rows += len(new)
+        self._bytes += sum(sizes)
+        feedback_rule.settle(self.connection, feedback_rule.waiting_for(self.connection, first, number - 1))
+        self._note(ADDED, first, number - 1)
+        return ids
+
+    def evict(self, ids: Iterable[int]) -> int:
+        """Removes experiences with all that belongs to them; returns how many were there."""
+        wanted = int64(ids)
+        if not len(wanted):
+            return 0
+        found = fetch(
+            self.connection,
+            "SELECT e.id, e.bytes, e.tags, e.episode_id FROM carray(?) c JOIN experience e ON e.id = c.value",
+            (apsw.carray(np.unique(wanted)),),
+        )
+        if not found:
+            return 0
+        there = np.array([row[0] for row in found], np.int64)
+        tagged = [row[0] for row in found if row[2] is not None]
+        for number in tagged:
+            names = self._reader.tags(self.connection, number)
+            self.connection.executemany("DELETE FROM tag WHERE name = ? AND id = ?", [(name, number) for name in names])
+        for statement in _DELETE:
+            self.connection.execute(statement, (apsw.carray(there),))
+        feedback_rule.remove(self.connection, there, {row[3] for row in found})
+        self._rows -= len(there)
+        self._bytes -= sum(row[1] for row in found)
+        self._evicted += len(there)
+        self._note_ids(REMOVED, there)
+        return len(there)
+
+    def feedback(self, values: tuple[Any, ...]) -> int:
+        """Writes one feedback, settles rewards and outcomes; returns how many stored experiences it is about."""
+        ids = feedback_rule.write(self.connection, values, time.time_ns() // 1000)
+        if ids:
+            feedback_rule.settle(self.connection, ids)
+            self._note_ids(REWARDED, np.array(ids, np.int64))
+        return len(ids)
+
+    def changes(self, since: int) -> Changes:
+        """What happened since, what this transaction did so far included."""
+        return changes_since(self.connection, since)
+
+    def read(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> list[Stored | None]:
+        """Experiences by id; ``None`` where there is none."""
+        return self._reader.read(self.connection, ids)
+
+    def load_index(self) -> SavedIndex:
+        """The sampling index as saved last."""
+        return sampling.load(self.connection)
+
+    def save_index(self, change: IndexChange | None, state: bytes | None = None) -> None:
+        """Saves changed slots, and the sampler's own state."""
+        if change is not None and len(change.slots):
+            sampling.log_change(self.connection, change)
+            self._index_changed = True
+        if state is not None:
+            sampling.save_state(self.connection, state)
+
+    def clear_index(self) -> None:
+        """Forgets the saved sampling index."""
+        sampling.clear(self.connection)
+
+    def on_end(self, call: Callable[[bool], None]) -> None:
+        """Has `call` called with True after the commit, with False after a rollback."""
+        self._ends.append(call)
+
+    def finish(self) -> None:
+        """Writes what is kept once a transaction; the writer commits next."""
+        self.connection.execute(
+            "UPDATE total SET next_id = ?, rows = ?, bytes = ?, evicted = ?",
+            (self._next_id, self._rows, self._bytes, self._evicted),
+        )
+        if self._number // 1024 != (self._first_number - 1) // 1024:
+            self.connection.execute("DELETE FROM change WHERE number <= ?", (self._number - KEPT_CHANGES,))
+        if self._index_changed:
+            sampling.fold_if_long(self.connection)
+
+    def end(self, *, committed: bool) -> None:
+        """Tells those who asked how it ended, the last to ask first."""
+        while self._ends:
+            self._ends.pop()(committed)
+
+    def _has_uid(self, uid: bytes) -> bool:
+        return self.connection.execute("SELECT 1 FROM experience WHERE uid = ?", (uid,)).get is not None
+
+    def _note(self, kind: int, first: int, last: int, ids: bytes | None = None) -> None:
+        self._number += 1
+        self.connection.execute(
+            "INSERT INTO change VALUES (?, ?, ?, ?, ?, ?)", (self._number, self._origin, kind, first, last, ids)
+        )
+
+    def _note_ids(self, kind: int, ids: npt.NDArray[np.int64]) -> None:
+        first, last = int(ids[0]), int(ids[-1])
+        contiguous = last - first + 1 == len(ids)
+        self._note(kind, first, last, None if contiguous else ids.astype("<i8").tobytes())
+
+
+def changes_since(connection: apsw.Connection, since: int) -> Changes:
+    """What the table ``change`` holds after a number; must run inside a transaction."""
+    rows = fetch(
+        connection, "SELECT number, kind, first, last, ids FROM change WHERE number > ? ORDER BY number", (since,)
+    )
+    if not rows:
+        newest = connection.execute("SELECT coalesce(max(number), 0) FROM change").get
+        return Changes(newest, [], [], [], complete=newest == since)  # an older copy of the file may have come back
+    touched: dict[int, set[int]] = defaultdict(set)
+    for _, kind, first, last, listed in rows:
+        touched[kind].update(range(first, last + 1) if listed is None else np.frombuffer(listed, "<i8").tolist())
+    removed = touched[REMOVED]
+    return Changes(
+        rows[-1][0],
+        sorted(touched[ADDED] - removed),
+        sorted(touched[REWARDED] - removed),
+        sorted(removed),
+        complete=rows[0][0] == since + 1,
+    )
