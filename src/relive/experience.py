@@ -157,6 +157,8 @@ class Transition(_Record, frozen=True):
         error: What went wrong, in one sentence; ``None``: nothing did.
         created_at: When it happened, UTC.
         tokens: The rollout's tokens, for training; ``None`` for an agent that only sees text.
+        info: What else was recorded about how it came about, a JSON object (of a call: why it finished, when its first
+            piece came, the provider's id of the answer); ``None``: nothing.
     """
 
     state: Any
@@ -180,6 +182,7 @@ class Transition(_Record, frozen=True):
     error: str | None = None
     created_at: Annotated[datetime, Meta(tz=True)] = msgspec.field(default_factory=now)
     tokens: TokenTrace | None = None
+    info: Any = None
 
 
 class Feedback(_Record, frozen=True):
