@@ -1,5 +1,179 @@
+// Python's view of the native core. Arrays come as NumPy arrays of exactly the stated type; relive.buffer checks and
+// converts what users give. Every call holds the interpreter's lock, so each is whole to other threads.
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include "index.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace relive {
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using InOut = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <class T>
+int64_t length(const T& array) {
+  return static_cast<int64_t>(array.shape(0));
+}
+
+template <class T>
+Out<T> to_numpy(std::vector<T> values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return Out<T>(kept->data(), {kept->size()}, owner);
+}
+
+static std::vector<int64_t> find(const Index& index, const In<int64_t>& ids) {
+  std::vector<int64_t> slots(ids.shape(0));
+  for (size_t i = 0; i < slots.size(); ++i) slots[i] = index.slots().find(ids.data()[i]);
+  return slots;
+}
+
+static void bind_index(nb::module_& m) {
+  nb::class_<Index>(m, "Index", "Stored ids, their slots and priorities, and draws among them.")
+      .def(nb::init<int64_t, double, uint64_t>(), "capacity"_a, "alpha"_a, "seed"_a)
+      .def_prop_ro("capacity", &Index::capacity)
+      .def_prop_ro("alpha", &Index::alpha)
+      .def_prop_ro("size", &Index::size)
+      .def_prop_ro("drawable", &Index::drawable, "How many stored items have a positive priority.")
+      .def_prop_ro("total", &Index::total, "Sum of the leaves.")
+      .def_prop_ro("nbytes", &Index::bytes)
+      .def_prop_ro("next_id", [](const Index& index) { return index.slots().next_id(); })
+      .def_prop_ro("is_ring", [](const Index& index) { return index.slots().is_ring(); })
+      .def_prop_ro("mean_priority", &Index::mean_priority)
+      .def(
+          "default_priority",
+          [](Index& index, const In<int64_t>& victims) {
+            return index.default_priority(victims.data(), length(victims));
+          },
+          "victims"_a, "What a new item gets once the victims have left: the largest live priority, 1 when there is none.")
+      .def(
+          "first_bad",
+          [](Index& index, const In<double>& priorities) {
+            return index.first_bad(priorities.data(), length(priorities));
+          },
+          "priorities"_a, "Position of the first priority that cannot be kept, or -1.")
+      .def("push", &Index::push, "priority"_a, "Adds one, evicting the oldest when full; negative: default priority.")
+      .def(
+          "propose",
+          [](const Index& index, const In<int64_t>& victims, int64_t count) {
+            return to_numpy(index.slots().propose(victims.data(), length(victims), count));
+          },
+          "victims"_a, "count"_a, "The slots that the next `count` ids would get once the victims have left.")
+      .def(
+          "replace",
+          [](Index& index, const In<int64_t>& victims, const In<int64_t>& ids,
+             const std::optional<In<double>>& priorities) {
+            index.replace(victims.data(), length(victims), ids.data(), length(ids),
+                          priorities ? priorities->data() : nullptr);
+          },
+          "victims"_a, "ids"_a, "priorities"_a.none(), "Evicts the victims and inserts new ids.")
+      .def(
+          "skip_to", [](Index& index, int64_t next) { index.slots().skip_to(next); }, "next_id"_a)
+      .def(
+          "update",
+          [](Index& index, const In<int64_t>& ids, const In<double>& priorities) {
+            return index.update(ids.data(), priorities.data(), length(ids));
+          },
+          "ids"_a, "priorities"_a, "How many were still stored, or -1 - (position of the first bad priority).")
+      .def(
+          "draw",
+          [](Index& index, const InOut<int64_t>& block, int64_t count, double beta, bool over_buffer,
+             bool stratified) {
+            auto* words = block.data();
+            const Draw out{words, words + count, reinterpret_cast<double*>(words + 2 * count),
+                           reinterpret_cast<double*>(words + 3 * count)};
+            return index.draw(count, {beta, over_buffer, stratified}, out);
+          },
+          "block"_a, "count"_a, "beta"_a, "over_buffer"_a, "stratified"_a,
+          "Fills a block of 4 x count words: ids, slots, then probabilities and weights as float64.")
+      .def(
+          "locate",
+          [](Index& index, const In<double>& shares) {
+            std::vector<int64_t> ids(shares.shape(0));
+            index.locate(shares.data(), length(shares), ids.data());
+            return to_numpy(std::move(ids));
+          },
+          "shares"_a, "The ids that hold the given shares, each in [0, 1], of the cumulative leaves.")
+      .def(
+          "find", [](const Index& index, const In<int64_t>& ids) { return to_numpy(find(index, ids)); }, "ids"_a,
+          "The slot of each id, -1 where it is not stored.")
+      .def("ids", [](const Index& index) { return to_numpy(index.slots().ids()); }, "All stored ids, increasing.")
+      .def(
+          "oldest",
+          [](Index& index, int64_t count) {
+            return to_numpy(index.slots().oldest(std::min(count, index.size())));
+          },
+          "count"_a)
+      .def(
+          "leaves",
+          [](Index& index, const In<int64_t>& ids) {
+            std::vector<float> leaves;
+            for (int64_t slot : find(index, ids)) leaves.push_back(slot < 0 ? NAN : index.tree().leaf(slot));
+            return to_numpy(std::move(leaves));
+          },
+          "ids"_a, "The leaf of each id, priority^alpha; NaN where it is not stored.")
+      .def(
+          "priorities",
+          [](Index& index, const In<int64_t>& ids) {
+            std::vector<double> result;
+            for (int64_t slot : find(index, ids)) {
+              result.push_back(slot < 0 ? NAN : index.priority_of(index.tree().leaf(slot)));
+            }
+            return to_numpy(std::move(result));
+          },
+          "ids"_a, "The raw priority of each id; NaN where it is not stored.")
+      .def(
+          "random",
+          [](Index& index, int64_t count) {
+            std::vector<double> values(static_cast<size_t>(count));
+            for (double& value : values) value = index.random().uniform();
+            return to_numpy(std::move(values));
+          },
+          "count"_a, "Uniform numbers in [0, 1) from the buffer's stream.")
+      .def_prop_rw(
+          "random_state", [](Index& index) { return index.random().state(); },
+          [](Index& index, const Random::State& state) { index.random() = Random(state); })
+      .def(
+          "split_random", [](Index& index, uint64_t number) { index.random() = index.random().split(number); },
+          "number"_a, "Goes over to the random stream of worker `number`.")
+      .def(
+          "free_slots", [](const Index& index) { return to_numpy(std::vector<int64_t>(index.slots().free())); },
+          "Free slots in the order of a stack; empty while the index is a ring.")
+      .def(
+          "restore",
+          [](Index& index, const In<int64_t>& ids, const In<int64_t>& slots, const In<float>& leaves,
+             const In<int64_t>& free, bool ring) {
+            if (ring) {
+              index.slots().restore_ring(length(ids) > 0 ? ids.data()[0] : 0, length(ids));
+            } else {
+              index.slots().restore_tables(ids.data(), slots.data(), length(ids), free.data(), length(free));
+            }
+            index.restore_leaves(slots.data(), leaves.data(), length(ids));
+          },
+          "ids"_a, "slots"_a, "leaves"_a, "free"_a, "ring"_a, "Fills an empty index from a checkpoint.");
+}
+
+}  // namespace relive
 
 NB_MODULE(_core, m) {
   m.doc() = "Native core of relive.buffer.";
+  relive::bind_index(m);
+  m.def("kernels", [] { return relive::kernels().name; }, "Name of the kernels in use.");
+  m.def("use_kernels", &relive::use_kernels, "name"_a, "Changes the kernels for the whole process (for tests).");
 }

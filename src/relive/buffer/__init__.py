@@ -1,1 +1,33 @@
-"""Replay buffers."""
+"""Replay buffers: `ReplayBuffer`, how it draws and evicts (`Prioritized`, `Uniform`, `Fifo`), and what it gives."""
+
+from relive.buffer.batch import Batch, BufferStats
+from relive.buffer.errors import (
+    BufferSettingError,
+    BufferStateError,
+    InvalidPriorityError,
+    NotEnoughExperiencesError,
+)
+from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
+from relive.buffer.replay import ReplayBuffer
+from relive.buffer.rows import Changes, ObjectRows, Rows, Summary
+from relive.buffer.selector import BufferView, Selection, Selector
+
+__all__ = [
+    "Batch",
+    "BufferSettingError",
+    "BufferStateError",
+    "BufferStats",
+    "BufferView",
+    "Changes",
+    "Fifo",
+    "InvalidPriorityError",
+    "NotEnoughExperiencesError",
+    "ObjectRows",
+    "Prioritized",
+    "ReplayBuffer",
+    "Rows",
+    "Selection",
+    "Selector",
+    "Summary",
+    "Uniform",
+]

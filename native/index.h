@@ -1,0 +1,270 @@
+// The index of a replay buffer: which experiences are stored, how likely each is drawn, and the draws themselves.
+//
+// It knows nothing about the experiences. Whoever calls it checks arguments first; a priority is checked here, whole
+// arrays before the first write.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <vector>
+
+#include "kernels.h"
+#include "random.h"
+#include "slots.h"
+#include "sum_tree.h"
+
+namespace relive {
+
+// What a draw writes, `count` entries each.
+struct Draw {
+  int64_t* ids;
+  int64_t* slots;
+  double* probabilities;
+  double* weights;
+};
+
+struct DrawRule {
+  double beta;       // exponent of the importance weights
+  bool over_buffer;  // weights over the largest in the buffer instead of the largest in the batch
+  bool stratified;   // one draw from each of `count` equal shares of the total
+};
+
+class Index {
+ public:
+  // alpha >= 0; capacity >= 1.
+  Index(int64_t capacity, double alpha, uint64_t seed)
+      : capacity_(capacity), alpha_(alpha), random_(seed), slots_(capacity), tree_(capacity) {}
+
+  int64_t capacity() const { return capacity_; }
+  double alpha() const { return alpha_; }
+  int64_t size() const { return slots_.size(); }
+  int64_t drawable() const { return tree_.positive(); }
+  double total() const { return tree_.total(); }
+  Slots& slots() { return slots_; }
+  const Slots& slots() const { return slots_; }
+  SumTree& tree() { return tree_; }
+  Random& random() { return random_; }
+  int64_t bytes() const { return tree_.bytes() + slots_.bytes(); }
+
+  // ---- Priorities. A raw priority p becomes the leaf p^alpha; both are kept to float32's 24 bits. 0 stays 0, and no
+  // positive priority becomes 0.
+
+  // The position of the first priority that is NaN, infinite, negative, or too large to be a float32 or a leaf; -1: none.
+  int64_t first_bad(const double* priorities, int64_t count) {
+    to_leaves(priorities, count);
+    for (int64_t i = 0; i < count; ++i) {
+      if (!(priorities[i] >= 0.0 && priorities[i] <= kLargest && powers_[static_cast<size_t>(i)] <= kLargest)) return i;
+    }
+    return -1;
+  }
+
+  // The leaf of a new item without a priority: the largest among live ones, 1 where none is positive.
+  float default_leaf() {
+    const float largest = tree_.largest();
+    return largest > 0.0f ? largest : 1.0f;
+  }
+
+  // The same as a raw priority, as it will be once `victims` (each stored, none twice) have left.
+  double default_priority(const int64_t* victims, int64_t count) {
+    std::vector<int64_t> slots(static_cast<size_t>(count));
+    std::vector<float> leaves(static_cast<size_t>(count));
+    for (size_t i = 0; i < slots.size(); ++i) {
+      slots[i] = slots_.find(victims[i]);
+      leaves[i] = tree_.leaf(slots[i]);
+    }
+    const std::vector<float> zeros(static_cast<size_t>(count), 0.0f);
+    tree_.write(slots.data(), zeros.data(), count);
+    const double priority = priority_of(default_leaf());
+    tree_.write(slots.data(), leaves.data(), count);
+    return priority;
+  }
+
+  // The raw priority behind a leaf: the shortest decimal that has this leaf. With alpha 0 every priority has leaf 1.
+  double priority_of(float leaf) {
+    if (leaf == 0.0f || alpha_ == 0.0) return leaf;
+    double estimate = leaf;
+    kernels().power(&estimate, 1, 1.0 / alpha_, &estimate);
+    estimate = std::min(estimate, kLargest);
+    for (int digits = 1; digits <= 9; ++digits) {
+      char text[32];
+      std::snprintf(text, sizeof text, "%.*g", digits, estimate);
+      const double decimal = std::strtod(text, nullptr);
+      to_leaves(&decimal, 1);
+      if (leaves_[0] == leaf) return decimal;
+    }
+    return static_cast<float>(estimate);
+  }
+
+  // Mean raw priority of what is stored; 0 when nothing is. O(capacity).
+  double mean_priority() const {
+    if (size() == 0) return 0.0;
+    if (alpha_ == 0.0) return total() / static_cast<double>(size());
+    constexpr int64_t kChunk = 1024;
+    double chunk[kChunk];
+    double sum = 0.0;
+    for (int64_t start = 0; start < capacity_; start += kChunk) {
+      const int64_t count = std::min(kChunk, capacity_ - start);
+      std::copy_n(tree_.leaves() + start, count, chunk);
+      kernels().power(chunk, count, 1.0 / alpha_, chunk);
+      double part = 0.0;
+      for (int64_t i = 0; i < count; ++i) part += chunk[i];
+      sum += part;
+    }
+    return sum / static_cast<double>(size());
+  }
+
+  // ---- Writes.
+
+  // Adds one item, in place of the oldest where the buffer is full, and returns its id; a negative priority means none.
+  // The priority must not be NaN, infinite or too large.
+  int64_t push(double priority) {
+    float leaf;
+    if (priority < 0.0) {
+      leaf = default_leaf();
+    } else {
+      to_leaves(&priority, 1);
+      leaf = leaves_[0];
+    }
+    if (size() == capacity_) erase(slots_.oldest(1).data(), 1);
+    const int64_t id = slots_.next_id();
+    tree_.write(slots_.insert(id), leaf);
+    return id;
+  }
+
+  // Takes `victims` out (each stored, none twice), then puts `ids` in (increasing, from next_id() on, no more than there
+  // is room for). `priorities` null: each gets the largest live one. Priorities must not be bad.
+  void replace(const int64_t* victims, int64_t victim_count, const int64_t* ids, int64_t count,
+               const double* priorities) {
+    if (victim_count > 0) erase(victims, victim_count);
+    if (priorities != nullptr) {
+      to_leaves(priorities, count);
+    } else {
+      leaves_.assign(static_cast<size_t>(count), default_leaf());
+    }
+    work_.resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) work_[static_cast<size_t>(i)] = slots_.insert(ids[i]);
+    tree_.write(work_.data(), leaves_.data(), count);
+  }
+
+  // Sets the priorities of those ids that are still stored, and returns how many; of an id named twice the last counts.
+  // When a priority is bad nothing is written, and the result is -1 - (its position).
+  int64_t update(const int64_t* ids, const double* priorities, int64_t count) {
+    const int64_t bad = first_bad(priorities, count);
+    if (bad >= 0) return -1 - bad;
+    work_.resize(static_cast<size_t>(count));
+    int64_t live = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t slot = slots_.find(ids[i]);
+      if (slot < 0) continue;
+      work_[static_cast<size_t>(live)] = slot;
+      leaves_[static_cast<size_t>(live)] = leaves_[static_cast<size_t>(i)];
+      ++live;
+    }
+    tree_.write(work_.data(), leaves_.data(), live);
+    return live;
+  }
+
+  // ---- Draws.
+
+  // Draws `count` items in proportion to their leaves, with replacement; where fewer can be drawn, each of those once, by
+  // increasing id. Returns how many were written. O(count log16 capacity).
+  int64_t draw(int64_t count, const DrawRule& rule, const Draw& out) {
+    if (drawable() < count) {
+      count = draw_all(out);
+    } else if (alpha_ == 0.0 && slots_.is_ring() && drawable() == size()) {
+      for (int64_t i = 0; i < count; ++i) {
+        out.slots[i] = slots_.ring_slot(static_cast<int64_t>(random_.below(static_cast<uint64_t>(size()))));
+      }
+    } else {
+      // The masses may lie in the output: they are used up before anything else is written there.
+      const double share = total() / static_cast<double>(count);
+      for (int64_t i = 0; i < count; ++i) {
+        const double u = random_.uniform();
+        out.weights[i] = rule.stratified ? (static_cast<double>(i) + u) * share : u * total();
+      }
+      tree_.locate(out.weights, count, out.slots);
+    }
+    weigh(count, rule, out);
+    return count;
+  }
+
+  // The ids that hold the given shares u in [0, 1] of the cumulative leaves. Something must be drawable.
+  void locate(const double* shares, int64_t count, int64_t* ids) {
+    std::vector<double> masses(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) masses[static_cast<size_t>(i)] = shares[i] * total();
+    tree_.locate(masses.data(), count, ids);
+    for (int64_t i = 0; i < count; ++i) ids[i] = slots_.id_at(ids[i]);
+  }
+
+  // Restores the leaf of a slot from a checkpoint.
+  void restore_leaves(const int64_t* slots, const float* leaves, int64_t count) { tree_.write(slots, leaves, count); }
+
+ private:
+  static constexpr double kLargest = FLT_MAX;
+  static constexpr double kSmallest = FLT_MIN;
+
+  // leaves_[i] = priorities[i]^alpha; powers_ holds the same before it is rounded.
+  void to_leaves(const double* priorities, int64_t count) {
+    powers_.resize(static_cast<size_t>(count));
+    leaves_.resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      const double p = priorities[i];
+      powers_[static_cast<size_t>(i)] = p > 0.0 ? std::max<double>(static_cast<float>(p), kSmallest) : 0.0;
+    }
+    kernels().power(powers_.data(), count, alpha_, powers_.data());
+    for (int64_t i = 0; i < count; ++i) {
+      const double leaf = powers_[static_cast<size_t>(i)];
+      leaves_[static_cast<size_t>(i)] = static_cast<float>(leaf > 0.0 ? std::max(leaf, kSmallest) : 0.0);
+    }
+  }
+
+  void erase(const int64_t* ids, int64_t count) {
+    work_.resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) work_[static_cast<size_t>(i)] = slots_.find(ids[i]);
+    slots_.erase(ids, count);
+    leaves_.assign(static_cast<size_t>(count), 0.0f);
+    tree_.write(work_.data(), leaves_.data(), count);
+  }
+
+  int64_t draw_all(const Draw& out) {
+    int64_t count = 0;
+    for (int64_t id : slots_.ids()) {
+      const int64_t slot = slots_.find(id);
+      if (tree_.leaf(slot) > 0.0f) out.slots[count++] = slot;
+    }
+    return count;
+  }
+
+  // P(i) = leaf / total; w = (N P(i))^-beta over the largest such = (smallest leaf / leaf)^beta.
+  void weigh(int64_t count, const DrawRule& rule, const Draw& out) {
+    double smallest = std::numeric_limits<double>::infinity();
+    for (int64_t i = 0; i < count; ++i) {
+      out.probabilities[i] = tree_.leaf(out.slots[i]);
+      smallest = std::min(smallest, out.probabilities[i]);
+      out.ids[i] = slots_.id_at(out.slots[i]);
+    }
+    if (rule.over_buffer) smallest = tree_.smallest_positive();
+    for (int64_t i = 0; i < count; ++i) out.weights[i] = smallest / out.probabilities[i];
+    kernels().power(out.weights, count, rule.beta, out.weights);
+    const double all = total();
+    for (int64_t i = 0; i < count; ++i) out.probabilities[i] /= all;
+  }
+
+  int64_t capacity_;
+  double alpha_;
+  Random random_;
+  Slots slots_;
+  SumTree tree_;
+
+  // Room that is used again, so that a call allocates nothing once the largest batch has been seen.
+  std::vector<double> powers_;
+  std::vector<float> leaves_;
+  std::vector<int64_t> work_;
+};
+
+}  // namespace relive

@@ -1,0 +1,134 @@
+"""One small interface for choosing experiences, which serves to draw them and to evict them.
+
+A selector follows the buffer (`insert`, `delete`, `update`) and chooses (`select`). Given as ``sampler=`` it says what
+is drawn, given as ``remover=`` what leaves. Its calls come under the buffer's lock. Randomness comes from the buffer's
+own stream (`BufferView.random`), so that a seed and a checkpoint fix every choice.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from relive.buffer._core import Index
+from relive.buffer.errors import BufferSettingError
+from relive.buffer.rows import Floats, Ids, Rows
+
+
+class Selection(msgspec.Struct):
+    """What a selector chose.
+
+    Attributes:
+        ids: int64 ``[B]``, all stored.
+        probabilities: float64 ``[B]``, how likely one draw was to choose each.
+        weights: float64 ``[B]``, importance weights; ``None``: 1 for all.
+        slots: int64 ``[B]``, where each lives, when the selector knows; ``None``: the buffer looks them up.
+    """
+
+    ids: Ids
+    probabilities: Floats
+    weights: Floats | None = None
+    slots: Ids | None = None
+
+
+class BufferView:
+    """What a selector may ask of the buffer it is bound to."""
+
+    def __init__(self, index: Index, rows: Rows) -> None:
+        self.index = index
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.index.size
+
+    def ids(self) -> Ids:
+        """All stored ids, oldest first."""
+        return self.index.ids()
+
+    def priorities(self, ids: Ids) -> Floats:
+        """The raw priority of each id; NaN where it is not stored."""
+        return self.index.priorities(ids)
+
+    def experiences(self, ids: Ids) -> Sequence[Any]:
+        """The experiences with these ids, which must be stored."""
+        return self.rows.get(ids, self.index.find(ids))
+
+    def random(self, count: int) -> Floats:
+        """Uniform numbers in [0, 1) from the buffer's own stream."""
+        return self.index.random(count)
+
+
+class Selector:
+    """Chooses among a buffer's experiences. Subclasses override `select`, and the rest where they keep state.
+
+    Attributes:
+        alpha: The exponent that the buffer's index applies to raw priorities when this is its sampler.
+        follows: Whether `insert`, `delete` and `update` are to be called; False saves their cost.
+    """
+
+    alpha: float = 1.0
+    follows: bool = True
+    _view: BufferView | None = None
+
+    @property
+    def view(self) -> BufferView:
+        """The buffer it is bound to.
+
+        Raises:
+            BufferSettingError: it is not part of a buffer yet.
+        """
+        if self._view is None:
+            raise BufferSettingError(f"This {type(self).__name__} is not part of a buffer; pass it to a ReplayBuffer.")
+        return self._view
+
+    def bind(self, view: BufferView) -> None:
+        """Joins a buffer, once.
+
+        Raises:
+            BufferSettingError: it belongs to another buffer, whose state it would mix up.
+        """
+        if self._view is not None:
+            raise BufferSettingError(f"This {type(self).__name__} already serves another buffer; make one for each.")
+        self._view = view
+
+    def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
+        """New experiences are in, with these raw priorities."""
+
+    def delete(self, ids: Ids) -> None:
+        """These are gone; each was stored."""
+
+    def update(self, ids: Ids, priorities: Floats) -> None:
+        """These stored ids have new raw priorities; of equal ids the last counts."""
+
+    def select(self, count: int) -> Selection:
+        """Chooses `count` experiences, or fewer where there are not enough, never endlessly."""
+        raise NotImplementedError(f"{type(self).__name__} must override select().")
+
+    def victims(self, count: int) -> Ids:
+        """Chooses `count` different stored ids to leave; `count` is at most the number stored.
+
+        Asks `select` until enough different ones have come, then takes the oldest for the rest.
+        """
+        chosen: dict[int, None] = {}
+        for _ in range(8):
+            for id_ in self.select(count - len(chosen)).ids.tolist():
+                chosen[id_] = None
+            if len(chosen) == count:
+                break
+        else:
+            for id_ in self.view.ids().tolist():
+                if len(chosen) == count:
+                    break
+                chosen.setdefault(id_)
+        return np.fromiter(chosen, dtype=np.int64, count=len(chosen))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its own state as JSON values and NumPy arrays, beyond what `insert` tells it again."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes a state back; called after all stored experiences have been inserted anew."""
+
+    def reset(self) -> None:
+        """Forgets all experiences, as before the first `insert`."""
