@@ -1,8 +1,22 @@
 """Relive: experience replay and continual learning for LLM agents."""
 
+from relive.buffer import Batch, BufferStats, Fifo, Prioritized, ReplayBuffer, Uniform
 from relive.errors import ReliveError
 from relive.experience import Feedback, TokenTrace, Transition, Usage
 
 __version__ = "0.1.0"
 
-__all__ = ["Feedback", "ReliveError", "TokenTrace", "Transition", "Usage", "__version__"]
+__all__ = [
+    "Batch",
+    "BufferStats",
+    "Feedback",
+    "Fifo",
+    "Prioritized",
+    "ReliveError",
+    "ReplayBuffer",
+    "TokenTrace",
+    "Transition",
+    "Uniform",
+    "Usage",
+    "__version__",
+]
