@@ -110,6 +110,7 @@ static void bind_index(nb::module_& m) {
             return to_numpy(std::move(ids));
           },
           "shares"_a, "The ids that hold the given shares, each in [0, 1], of the cumulative leaves.")
+      .def("slot", [](const Index& index, int64_t id) { return index.slots().find(id); }, "id_"_a)
       .def(
           "find", [](const Index& index, const In<int64_t>& ids) { return to_numpy(find(index, ids)); }, "ids"_a,
           "The slot of each id, -1 where it is not stored.")

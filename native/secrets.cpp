@@ -43,23 +43,37 @@ struct Find {
   Rule rule;
 };
 
-enum Class : std::uint8_t { kUpper = 1, kLower = 2, kDigit = 4, kDash = 8, kSpace = 16, kQuote = 32, kCredential = 64, kHigh = 128 };
-constexpr std::uint8_t kAlnum = kUpper | kLower | kDigit, kWord = kAlnum | kDash;
+constexpr std::size_t kMostSpaces = 64;  // between a name and its value
 
-std::array<std::uint8_t, 256> make_classes() {
-  std::array<std::uint8_t, 256> classes{};
+enum Class : std::uint16_t {
+  kUpper = 1,
+  kLower = 2,
+  kDigit = 4,
+  kDash = 8,  // - and _
+  kSpace = 16,
+  kQuote = 32,
+  kCredential = 64,  // what keys and tokens are made of, besides the above
+  kHigh = 128,       // part of a character outside ASCII
+  kOther = 256,      // any other printable character
+};
+constexpr unsigned kAlnum = kUpper | kLower | kDigit, kWord = kAlnum | kDash;
+constexpr unsigned kVisible = kWord | kCredential | kHigh | kOther;  // neither space, quote nor control character
+
+std::array<std::uint16_t, 256> make_classes() {
+  std::array<std::uint16_t, 256> classes{};
   for (int c = 'A'; c <= 'Z'; ++c) classes[c] = kUpper;
   for (int c = 'a'; c <= 'z'; ++c) classes[c] = kLower;
   for (int c = '0'; c <= '9'; ++c) classes[c] = kDigit;
   classes['-'] = classes['_'] = kDash;
   for (unsigned char c : {' ', '\t', '\n', '\r'}) classes[c] = kSpace;
   for (unsigned char c : {'"', '\'', '`'}) classes[c] = kQuote;
+  for (char c : Text("!#$&()*,:;<>?@[\\]^{}")) classes[static_cast<std::uint8_t>(c)] = kOther;
   for (unsigned char c : {'.', '/', '+', '=', '~', '%', '|'}) classes[c] = kCredential;
   for (int c = 128; c < 256; ++c) classes[c] = kHigh;
   return classes;
 }
 
-const std::array<std::uint8_t, 256> kClasses = make_classes();
+const std::array<std::uint16_t, 256> kClasses = make_classes();
 
 bool is(char c, unsigned classes) { return kClasses[static_cast<std::uint8_t>(c)] & classes; }
 
@@ -84,7 +98,7 @@ std::size_t run(Text text, std::size_t at, unsigned classes, std::size_t most) {
 // A key of a provider: it begins with `prefix`, and `minimum` or more characters of `tail` follow.
 struct Prefix {
   Text prefix;
-  std::uint8_t tail;
+  unsigned tail;
   std::uint16_t minimum;
   bool mixed;     // the tail holds a capital letter or at least three digits (class names in HTML begin with sk- too)
   bool exact;     // exactly `minimum` characters of the tail
@@ -214,6 +228,35 @@ bool begins(Text text, std::size_t at) {
   return at >= 3 && text[at - 3] == '%';
 }
 
+constexpr std::size_t kMostBackslashes = 1024;  // before a quote in JSON inside text: 2^level - 1
+
+std::size_t skip_backslashes(Text text, std::size_t at) {
+  const std::size_t limit = std::min(text.size(), at + kMostBackslashes);
+  while (at < limit && text[at] == '\\') ++at;
+  return at;
+}
+
+// Skips what may stand behind a name: quotes, and the backslashes of JSON inside text.
+std::size_t skip_quotes(Text text, std::size_t at) {
+  const std::size_t limit = std::min(text.size(), at + kMostBackslashes);
+  while (at < limit && (text[at] == '\\' || is(text[at], kQuote))) ++at;
+  return at;
+}
+
+// Skips spaces and line ends, written as themselves or as JSON escapes.
+std::size_t skip_spaces(Text text, std::size_t at, std::size_t most) {
+  for (std::size_t i = 0; i < most && at < text.size(); ++i) {
+    if (is(text[at], kSpace)) {
+      ++at;
+      continue;
+    }
+    const std::size_t letter = skip_backslashes(text, at);
+    if (letter == at || letter >= text.size() || std::memchr("nrt", text[letter], 3) == nullptr) break;
+    at = letter + 1;
+  }
+  return at;
+}
+
 bool looks_mixed(Text text) {
   int digits = 0;
   for (char c : text) {
@@ -265,9 +308,9 @@ bool find_bearer(Text text, std::size_t start, Find& find) {
   if (!ends_with_name(text, start + 6, "bearer") || start + 7 >= text.size()) return false;
   std::size_t at = start + 6;
   if (starts_with(text, at, "%20")) at += 3;
-  else if (is(text[at], kSpace) || text[at] == '+') ++at;
-  else return false;
-  at = run(text, at, kSpace, 4);
+  else if (text[at] == '+') ++at;
+  else at = skip_spaces(text, at, 4);
+  if (at == start + 6) return false;
   std::size_t end = run(text, at, kWord | kCredential, 16384);
   while (end > at && (text[end - 1] == '.' || text[end - 1] == '|')) --end;  // the end of a sentence
   if (end - at < 12 || !looks_random(text.substr(at, end - at))) return false;
@@ -285,7 +328,7 @@ bool find_url(Text text, std::size_t slashes, Find& find) {
     const char c = text[i];
     if (c == '@') at_sign = i;
     if (c == ':' && !colon && !at_sign) colon = i;
-    if (is(c, kSpace | kQuote) || c == '/' || c == '\\' || c == '<' || c == '>' || c == '?' || c == '#') break;
+    if (!is(c, kVisible) || c == '/' || c == '\\' || c == '<' || c == '>' || c == '?' || c == '#') break;
   }
   if (!at_sign) return false;
   const bool password = colon && colon + 1 < at_sign;
@@ -305,25 +348,21 @@ bool find_pem(Text text, std::size_t start, Find& find) {
   return true;
 }
 
-// Skips what may stand between a name and its value: quotes, and the backslashes of JSON inside text.
-std::size_t skip_quotes(Text text, std::size_t at) {
-  const std::size_t limit = std::min(text.size(), at + 16);
-  while (at < limit && (text[at] == '\\' || is(text[at], kQuote))) ++at;
-  return at;
-}
-
 bool is_nothing(Text text, std::size_t at) {
-  for (Text nothing : {Text("null"), Text("None"), Text("true"), Text("True"), Text("false"), Text("False"), Text("[redacted:")})
-    if (starts_with(text, at, nothing)) return true;
+  for (Text nothing : {Text("null"), Text("None"), Text("true"), Text("True"), Text("false"), Text("False")})
+    if (starts_with(text, at, nothing)) return at + nothing.size() >= text.size() || !is(text[at + nothing.size()], kWord);
   return false;
 }
 
 bool value_follows(Text text, std::size_t at, bool cookie, std::size_t least) {
-  at = run(text, at, kSpace, 16);
-  at = skip_quotes(text, at);
-  if (at >= text.size() || std::memchr(",;}])&", text[at], 6) != nullptr || is_nothing(text, at)) return false;
-  if (text[at] == '{' || text[at] == '[') return cookie || text[at] == '[';
-  return run(text, at, kWord | kCredential, least) - at >= least || least == 0;
+  at = skip_spaces(text, at, kMostSpaces);
+  const std::size_t quote = skip_backslashes(text, at);
+  const bool quoted = quote < text.size() && is(text[quote], kQuote);
+  if (quoted) at = quote + 1;
+  if (at >= text.size() || (quoted && is(text[at], kQuote)) || starts_with(text, at, "[redacted:")) return false;
+  if (!quoted && (std::memchr(",;}])&", text[at], 6) != nullptr || is_nothing(text, at))) return false;
+  if (!quoted && (text[at] == '{' || text[at] == '[')) return cookie || text[at] == '[';
+  return run(text, at, kVisible, least) - at >= least;
 }
 
 bool is_header(Text text, std::size_t start, std::size_t end) {
@@ -340,7 +379,7 @@ bool find_name(Text text, std::size_t start, std::size_t index, Find& find) {
   if (end > text.size() || !ends_with_name(text, end, name)) return false;
   if (name == "key") {
     std::size_t before = start;
-    if (before && (is(text[before - 1], kDash) || text[before - 1] == ' ')) --before;
+    if (before && (is(text[before - 1], kDash) || text[before - 1] == ' ' || text[before - 1] == '.')) --before;
     const auto stands = [&](Text word) { return ends_with_name(text, before, word); };
     if (std::none_of(std::begin(kKeys), std::end(kKeys), stands)) return false;
   }
@@ -356,7 +395,7 @@ bool find_name(Text text, std::size_t start, std::size_t index, Find& find) {
   const bool quoted = at > end;
   if (quoted && at < text.size() && text[at] == ']') ++at;  // environ["PASSWORD"] = …
   const std::size_t gap = at;
-  at = run(text, at, kSpace, 4);
+  at = skip_spaces(text, at, kMostSpaces);
   if (at >= text.size()) return false;
   if (text[at] == ':' || text[at] == '=') {
     at += 1;
@@ -365,24 +404,29 @@ bool find_name(Text text, std::size_t start, std::size_t index, Find& find) {
   }
   if (starts_with(text, at, "%3D") || starts_with(text, at, "%3d")) return value_follows(text, at + 3, cookie, least);
   if (quoted) {  // is the name itself a value?
-    std::size_t left = start;
-    const std::size_t limit = start > 64 ? start - 64 : 0;
-    while (left > limit && is(text[left - 1], kWord)) --left;
+    const auto skip_back = [&](std::size_t left, auto skipped, std::size_t most) {
+      for (std::size_t i = 0; i < most && left && skipped(text[left - 1]); ++i) --left;
+      return left;
+    };
+    std::size_t left = skip_back(start, [](char c) { return is(c, kWord) || c == ' ' || c == '.'; }, 64);
     const bool header = is_header(text, left, end);
-    while (left > limit && (text[left - 1] == '\\' || is(text[left - 1], kQuote))) --left;
-    while (left > limit && is(text[left - 1], kSpace)) --left;
+    left = skip_back(left, [](char c) { return c == '\\' || is(c, kQuote); }, kMostBackslashes);
+    left = skip_back(left, [](char c) { return is(c, kSpace); }, kMostSpaces);
     const char before = left ? text[left - 1] : '\0';
-    return before == ':' || (header && (before == '[' || before == ','));
+    return before == ':' || (header && (before == '[' || before == ',' || is(before, kAlnum)));
   }
   if (gap == at) return false;
   std::size_t left = start;  // --password value
   const std::size_t limit = start > 40 ? start - 40 : 0;
   while (left > limit && is(text[left - 1], kWord)) --left;
   if (starts_with(text, left, "--")) return text[at] != '-' && value_follows(text, at, false, least);
-  for (Text is_word : {Text("is "), Text("was "), Text("is: ")})  // my password is …
+  for (Text is_word : {Text("is:"), Text("is"), Text("was")})  // my password is …
     if (starts_with(text, at, is_word)) {
-      at = skip_quotes(text, at + is_word.size());
-      const std::size_t stop = run(text, at, 255 & ~(kSpace | kQuote), 64);
+      const std::size_t word = at + is_word.size();
+      at = skip_spaces(text, word, 4);
+      if (at == word) return false;
+      at = skip_quotes(text, at);
+      const std::size_t stop = run(text, at, kVisible, 64);
       std::size_t digits = 0;
       for (std::size_t i = at; i < stop; ++i) digits += is(text[i], kDigit);
       return digits && stop - at >= 6;
@@ -430,26 +474,28 @@ void find_secrets(Text text, bool encoded, Report report) {
   const std::uint8_t* group = kMarks.group.data();
   const auto group_at = [&](std::size_t i) { return group[bytes[i] | unsigned{bytes[i + 1]} << 8]; };
   const std::size_t last = text.size() - 1;
-  constexpr std::size_t kStep = 16;
-  for (std::size_t at = 0; at < last;) {
-    const std::size_t stop = std::min(at + kStep, last);
-    if (stop - at == kStep) {  // one branch for many bytes: few of them are marked
-      unsigned any = 0;
-      for (std::size_t i = 0; i < kStep; ++i) any |= group_at(at + i);
-      if (!any) {
-        at = stop;
-        continue;
-      }
+  const auto look = [&](std::size_t at) {
+    Find find;
+    for (const auto& mark : kMarks.groups[group_at(at)]) {
+      const std::size_t beside = at + static_cast<std::size_t>(mark.beside);
+      if (mark.beside && (beside >= text.size() || lower(text[beside]) != mark.character)) continue;
+      if (find_at(text, at, mark, encoded, find) && !report(find)) return false;
     }
-    for (; at < stop; ++at) {
-      Find find;
-      for (const auto& mark : kMarks.groups[group_at(at)]) {
-        const std::size_t beside = at + static_cast<std::size_t>(mark.beside);
-        if (mark.beside && (beside >= text.size() || lower(text[beside]) != mark.character)) continue;
-        if (find_at(text, at, mark, encoded, find) && !report(find)) return;
-      }
+    return true;
+  };
+  constexpr std::size_t kStep = 8;
+  std::size_t at = 0;
+  for (; at + kStep <= last; at += kStep) {  // one branch for eight positions: few of them are marked
+    std::uint64_t marked = 0;
+    for (std::size_t i = 0; i < kStep; ++i) marked |= std::uint64_t{group_at(at + i)} << 8 * i;
+    while (marked) {
+      const auto i = static_cast<unsigned>(__builtin_ctzll(marked)) / 8;
+      if (!look(at + i)) return;
+      marked &= ~(std::uint64_t{255} << 8 * i);
     }
   }
+  for (; at < last; ++at)
+    if (!look(at)) return;
 }
 
 template <class Report>
@@ -500,6 +546,10 @@ void find_numbers(Text text, unsigned search, Report report) {
       ++at;
       continue;
     }
+    if (at >= 2 && text[at - 1] == 'u' && text[at - 2] == '\\') {  // the digits of an escape, \u0007
+      at = std::min(size, at + 4);
+      continue;
+    }
     char digits[20];
     int count = 0, groups = 1, lengths[8] = {0};
     std::size_t end = at, last = at;
@@ -522,11 +572,11 @@ void find_numbers(Text text, unsigned search, Report report) {
       }
     }
     const char before = at ? text[at - 1] : ' ', after = last < size ? text[last] : ' ';
-    const bool alone = !is(before, kWord) && before != '.' && !is(after, kWord);
+    const bool alone = begins(text, at) && before != '.' && !is(after, kWord);
     Find find{at, last, kCard};
     bool found = (search & kCards) && alone && only_space_or_dash && groups <= 5 && is_card(digits, std::min(count, 20));
     if (!found && (search & kPhones) && !is(after, kWord)) {
-      const bool international = before == '+' && count >= 8 && count <= 15 && (at < 2 || !is(text[at - 2], kWord));
+      const bool international = before == '+' && count >= 8 && count <= 15 && begins(text, at - 1);
       const bool american = alone && groups == 3 && lengths[0] == 3 && lengths[1] == 3 && lengths[2] == 4;
       found = international || american;
       const std::size_t opening = before == '+' || (before == '(' && american) ? 1 : 0;

@@ -78,10 +78,10 @@ class ReplayBuffer:
         for selector in self._selectors:
             selector.bind(self._view)
         self._followers = [selector for selector in self._selectors if selector.follows]
-        # One experience can go straight into a list of objects whose oldest leaves.
-        self._object_ring: ObjectRows | None = None
+        # The common case, which `add` serves without arrays: Python objects of which the oldest leaves.
+        self._object_list: ObjectRows | None = None
         if type(self._rows) is ObjectRows and type(self._remover) is Fifo and not self._followers:
-            self._object_ring = self._rows
+            self._object_list = self._rows
         self._lock = threading.RLock()
         self._added = 0
         self._evicted = 0
@@ -105,8 +105,8 @@ class ReplayBuffer:
             InvalidPriorityError: the priority is NaN, infinite, negative or too large; nothing was added.
         """
         with self._lock:
-            ring = self._object_ring
-            if ring is None:
+            items = self._object_list
+            if items is None:
                 return int(self.add_batch([experience], None if priority is None else [priority])[0])
             if priority is None and self._priority_rule is not None:
                 priority = self._priority_rule(experience)
@@ -120,7 +120,7 @@ class ReplayBuffer:
             if index.size == self._capacity:
                 self._evicted += 1
             id_ = index.push(given)
-            ring.put(id_ % self._capacity, experience)
+            items.put(index.slot(id_), experience)
             self._added += 1
             return id_
 
