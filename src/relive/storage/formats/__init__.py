@@ -1,0 +1,87 @@
+"""Files of other programs as experiences: one format a file, all of them streamed.
+
+Which format a file has is told by its content, never by its name. To add one, write a module with ``NAME``,
+``EXAMPLE``, ``matches`` and ``read``, and list it in `FORMATS`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from relive.storage.formats import jsontext, openai_chat, otel, relive, sharegpt, tau_bench
+from relive.storage.formats.found import Found, Ignored, Item, Problem, each
+from relive.storage.formats.jsontext import BadRecordError, Json
+from relive.storage.formats.source import Source, SourceError
+
+__all__ = [
+    "FORMATS", "BadRecordError", "Format", "Found", "Ignored", "Item", "Problem", "Source", "SourceError", "detect",
+    "read",
+]  # fmt: skip
+
+_LOOKED_AT = 100  # records; if none of so many can be read, the file's format is not looked for further
+
+
+class Format(NamedTuple):
+    """One kind of file.
+
+    Attributes:
+        name: What `relive import --format` calls it.
+        example: How a record of it looks.
+        matches: Whether a parsed record looks like one.
+        read: Reads a file, one item after another.
+    """
+
+    name: str
+    example: str
+    matches: Callable[[dict[str, Any]], bool]
+    read: Callable[[Source], Iterator[Item]]
+
+
+FORMATS: dict[str, Format] = {
+    module.NAME: Format(module.NAME, module.EXAMPLE, module.matches, module.read)
+    for module in (relive, openai_chat, sharegpt, tau_bench, otel)
+}
+"""All formats by name, in the order in which they are tried."""
+
+
+def detect(source: Source) -> Format | None:
+    """The format of a file, by its first record that can be read; ``None`` if there is no such record.
+
+    Raises:
+        SourceError: the record looks like none of the formats.
+    """
+    for chunk in itertools.islice(source.chunks(), _LOOKED_AT):
+        try:
+            value = jsontext.read(chunk.data or b"").value
+        except BadRecordError:
+            continue
+        if isinstance(value, dict):
+            for known in FORMATS.values():
+                if known.matches(value):
+                    return known
+            raise SourceError(
+                f"{source.name} has none of the known formats: the record on line {chunk.line} has the fields "
+                f"{', '.join(itertools.islice(value, 12)) or '(none)'}. Known are\n"
+                + "\n".join(f"  {known.name}: {known.example}" for known in FORMATS.values())
+            )
+    return None
+
+
+def read(source: Source, name: str | None = None) -> tuple[str, Iterator[Item]]:
+    """The name of a file's format and its items; `name` forces a format.
+
+    Raises:
+        SourceError: the format is unknown.
+    """
+    if name is not None:
+        if name not in FORMATS:
+            raise SourceError(f"There is no format {name!r}; known are {', '.join(FORMATS)}.")
+        return name, FORMATS[name].read(source)
+    found = detect(source)
+    if found is None:  # nothing to read, or nothing that can be read: say so line by line
+        return "none", each(source, _unreadable)
+    return found.name, found.read(source)
+
+
+def _unreadable(_line: int, _record: Json) -> Iterator[Item]:
+    raise BadRecordError("it is a record of no known format")
