@@ -56,6 +56,10 @@ class Stored:
             self._transition = self._load.transition(self._columns)
         return self._transition
 
+    def outline(self) -> Transition:
+        """The record without its payload (`state`, `action`, `next_state` and `info` are ``None``): nothing is parsed."""
+        return self._load.outline(self._columns)
+
     def json(self) -> bytes:
         """JSON text of the payload (``state``, ``action``, and ``next_state`` where there is one), byte for byte."""
         return self._load.json()
@@ -82,6 +86,11 @@ class Stored:
         return reward
 
     @property
+    def recorded(self) -> tuple[float | None, Outcome]:
+        """Reward and outcome as they were recorded, before any feedback."""
+        return self._columns[8], OUTCOMES[self._columns[7]]
+
+    @property
     def created_at(self) -> datetime:
         """When it happened, UTC."""
         return moment(self._columns[5])
@@ -92,6 +101,9 @@ class Loader(Protocol):
 
     def transition(self, columns: Columns) -> Transition:
         """The whole record."""
+
+    def outline(self, columns: Columns) -> Transition:
+        """The record without its payload."""
 
     def json(self) -> bytes:
         """JSON text of the payload."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.errors import InvalidExperienceError
-from relive.experience import Outcome, Transition
+from relive.experience import Outcome, TokenTrace, Transition
 from relive.storage import codec, record
 from relive.storage.codec import Decompressor, TraceRow
 from relive.storage.connection import fetch
@@ -181,8 +181,13 @@ class _Loader:
         return self._decompress(self._codec, self._body)
 
     def transition(self, columns: Columns) -> Transition:
-        tokens = None if self._trace is None else codec.decode_trace(self._trace)
-        return record.decode(columns, codec.decode_json(self.json()), tokens)
+        return record.decode(columns, codec.decode_json(self.json()), self._tokens())
+
+    def outline(self, columns: Columns) -> Transition:
+        return record.decode(columns, {}, self._tokens())
+
+    def _tokens(self) -> TokenTrace | None:
+        return None if self._trace is None else codec.decode_trace(self._trace)
 
 
 def int64(ids: Iterable[int]) -> npt.NDArray[np.int64]:
