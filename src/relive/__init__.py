@@ -3,6 +3,7 @@
 from relive.buffer import Batch, BufferStats, Fifo, Prioritized, ReplayBuffer, Uniform
 from relive.errors import ReliveError
 from relive.experience import Feedback, TokenTrace, Transition, Usage
+from relive.memory import Memory, open  # noqa: A004 - read as `relive.open`
 
 __version__ = "0.1.0"
 
@@ -11,6 +12,7 @@ __all__ = [
     "BufferStats",
     "Feedback",
     "Fifo",
+    "Memory",
     "Prioritized",
     "ReliveError",
     "ReplayBuffer",
@@ -19,4 +21,5 @@ __all__ = [
     "Uniform",
     "Usage",
     "__version__",
+    "open",
 ]

@@ -49,3 +49,7 @@ class IndexOwnedError(StorageError):
     def __init__(self, message: str, holder: dict[str, object]) -> None:
         super().__init__(message)
         self.holder = holder
+
+
+class NotOwnerError(StorageError):
+    """Only the owner of a store's sampling index draws, sets priorities and evicts."""

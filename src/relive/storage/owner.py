@@ -95,7 +95,7 @@ def _refusal(store: Path, holder: dict[str, Any]) -> str:
     step = (
         f"draw through {url} instead"
         if url
-        else "close it there first, or open it here with follow=True to record only"
+        else "close it there first, or open it here with follower=True to record only"
     )
     return f"The sampling index of {store} is held by {who}; {step}."
 

@@ -57,11 +57,11 @@ class Stored:
         return self._transition
 
     def outline(self) -> Transition:
-        """The record without its payload (`state`, `action`, `next_state` and `info` are ``None``): nothing is parsed."""
+        """The record without its payload (state, action, next_state and info are ``None``); nothing is parsed."""
         return self._load.outline(self._columns)
 
     def json(self) -> bytes:
-        """JSON text of the payload (``state``, ``action``, and ``next_state`` where there is one), byte for byte."""
+        """JSON text of the payload (``state``, ``action``, and where there are any ``next_state``, ``info``), byte for byte."""
         return self._load.json()
 
     @property
@@ -84,6 +84,12 @@ class Stored:
         """Its reward as it holds now; ``None``: not known."""
         reward: float | None = self._columns[4]
         return reward
+
+    @property
+    def parent(self) -> int | None:
+        """Id of the experience it belongs under; ``None``: none."""
+        parent: int | None = self._columns[9]
+        return parent
 
     @property
     def recorded(self) -> tuple[float | None, Outcome]:

@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
     Attributes:
         columns: Values of `COLUMNS`.
-        payload: JSON text of state, action and next state.
+        payload: JSON text of state, action, and, where there are any, next state and info.
         trace: Columns of the token trace; ``None``: it has none.
         tags: Its tags, each once.
         words: Tokens for the full-text index; empty: nothing to find.
@@ -87,6 +87,8 @@ def encode(
     payload: dict[str, Any] = {"state": t.state, "action": t.action}
     if t.next_state is not None:
         payload["next_state"] = t.next_state
+    if t.info is not None:
+        payload["info"] = t.info
     usage = t.usage
     outcome = OUTCOME_NUMBERS.get(t.outcome)
     if outcome is None:
@@ -148,6 +150,7 @@ def decode(columns: Columns, payload: dict[str, Any], tokens: TokenTrace | None)
         error=columns[16],
         created_at=moment(columns[5]),
         tokens=tokens,
+        info=payload.get("info"),
     )
 
 

@@ -31,7 +31,7 @@ class IndexChange(NamedTuple):
     Attributes:
         slots: int32 ``[n]``, which slots; a later entry for the same slot wins.
         priorities: float32 ``[n]``, their raw priorities now (0 where a slot was freed).
-        ids: int64 ``[n]``, who is there now (0: nobody); ``None``: nobody moved.
+        ids: int64 ``[n]``, who is there now (0 or less: nobody); ``None``: nobody moved.
     """
 
     slots: Int32
@@ -43,7 +43,7 @@ class SavedIndex(NamedTuple):
     """The sampling index as it was saved last.
 
     Attributes:
-        ids: int64 ``[slots]``; 0: the slot is free.
+        ids: int64 ``[slots]``; 0 or less: the slot is free.
         priorities: float32 ``[slots]``.
         state: What the sampler saved with it; empty: it never did.
     """

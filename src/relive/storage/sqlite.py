@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import apsw
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -318,6 +319,11 @@ class SqliteStorage(Forkable):
         with errors_of(self.path), self._pool.reading() as connection:
             return int(connection.execute("SELECT coalesce(max(number), 0) FROM change").get)
 
+    def store_id(self) -> str:
+        """The store's own id, made with the file: 32 hexadecimal digits. A backup has the same."""
+        with errors_of(self.path), self._pool.reading() as connection:
+            return str(msgspec.json.decode(connection.execute("SELECT value FROM setting WHERE name = 'store_id'").get))
+
     def load_index(self) -> SavedIndex:
         """The sampling index as its owner saved it last."""
         with errors_of(self.path), self._pool.reading() as connection:
@@ -326,9 +332,14 @@ class SqliteStorage(Forkable):
     def priorities(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Ids in the sampling index and their raw priorities, as its owner saved them last, in the order of ids."""
         saved = self.load_index()
-        taken = np.flatnonzero(saved.ids)
+        taken = np.flatnonzero(saved.ids > 0)
         order = taken[np.argsort(saved.ids[taken], kind="stable")]
         return saved.ids[order], saved.priorities[order]
+
+    def payload_bytes(self) -> int:
+        """Size of payloads and tokens in the store, compressed."""
+        with errors_of(self.path), self._pool.reading() as connection:
+            return int(connection.execute("SELECT bytes FROM total").get)
 
     def stats(self) -> StoreStats:
         """Figures of the store, in one consistent view."""
@@ -399,6 +410,11 @@ class SqliteStorage(Forkable):
         with errors_of(self.path):
             self._pool.close()
         self._claim.release()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     def __enter__(self) -> Self:
         return self

@@ -48,6 +48,11 @@ class Transaction:
         self._first_number = self._number + 1
         self._index_changed = False
 
+    @property
+    def number(self) -> int:
+        """The newest change number, this transaction's own included."""
+        return self._number
+
     def append(self, rows: Sequence[Row]) -> list[int | None]:
         """Writes rows; the answer has each one's id, ``None`` for a uid that is there already."""
         ids: list[int | None] = []
@@ -136,6 +141,23 @@ class Transaction:
     def read(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> list[Stored | None]:
         """Experiences by id; ``None`` where there is none."""
         return self._reader.read(self.connection, ids)
+
+    def asked_priorities(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The priority each experience was appended with; NaN where none was asked for."""
+        if not len(ids):
+            return np.empty(0)
+        found = dict(
+            fetch(
+                self.connection,
+                "SELECT e.id, e.priority FROM carray(?) c JOIN experience e ON e.id = c.value",
+                (apsw.carray(ids),),
+            )
+        )
+        return np.array([np.nan if found.get(number) is None else found[number] for number in ids.tolist()])
+
+    def ids(self) -> npt.NDArray[np.int64]:
+        """All stored ids, increasing."""
+        return np.array([row[0] for row in fetch(self.connection, "SELECT id FROM experience ORDER BY id")], np.int64)
 
     def load_index(self) -> SavedIndex:
         """The sampling index as saved last."""

@@ -1,0 +1,107 @@
+"""The state of the draws over a store, as the bytes kept with the sampling index."""
+
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from relive.buffer._core import Index
+from relive.buffer.rows import NO_IDS
+from relive.storage.errors import NewerStoreError
+from relive.storage.sampling import SavedIndex
+
+STATE_VERSION = 1
+"""Version of the shape of `BufferState`."""
+
+_ARRAY = "__array__"
+
+
+class BufferState(msgspec.Struct, kw_only=True):
+    """All that decides the next draws, beside the index itself.
+
+    Attributes:
+        version: Of this shape.
+        capacity: Slots of the index.
+        ring: Whether the index is a ring (see `relive.storage.rows`).
+        free_rank: Rank of the slot freed last.
+        next_id: No experience below has yet to come.
+        random: Words of the random stream.
+        followed: The change number up to which the index knows what happened.
+        sampler: Name and state of the sampler.
+        remover: Name and state of the remover.
+        counters: What the buffer counts over its life.
+    """
+
+    version: int = STATE_VERSION
+    capacity: int
+    ring: bool
+    free_rank: int
+    next_id: int
+    random: list[int]
+    followed: int
+    sampler: tuple[str, dict[str, Any]]
+    remover: tuple[str, dict[str, Any]]
+    counters: dict[str, int]
+
+    def to_bytes(self) -> bytes:
+        """JSON text; arrays as type, shape and Base64."""
+        return msgspec.json.encode(self, enc_hook=_encode)
+
+
+def from_bytes(text: bytes) -> BufferState | None:
+    """The state of what `BufferState.to_bytes` gave; ``None`` for empty bytes: nobody saved one.
+
+    Raises:
+        NewerStoreError: a newer Relive wrote it.
+    """
+    if not text:
+        return None
+    data = msgspec.json.decode(text)
+    if data["version"] != STATE_VERSION:
+        raise NewerStoreError(
+            f"The sampling index was saved in version {data['version']}, this Relive knows {STATE_VERSION}; "
+            "install a newer Relive."
+        )
+    return msgspec.convert(_decode(data), BufferState)
+
+
+def restore_index(index: Index, saved: SavedIndex, state: BufferState) -> bool:
+    """Fills an empty index slot by slot; False, and the index is as it was: what was saved does not fit together."""
+    taken = np.flatnonzero(saved.ids > 0)
+    order = taken[np.argsort(saved.ids[taken])]
+    ids, priorities = saved.ids[order], saved.priorities[order]
+    if len(order) and order.max() >= index.capacity:
+        return False
+    free = NO_IDS
+    if not state.ring:
+        freed = np.flatnonzero(saved.ids[: index.capacity] <= 0)
+        free = freed[np.argsort(-saved.ids[freed], kind="stable")]
+        if len(free) + len(ids) != index.capacity:
+            return False
+    elif len(ids) and not (ids[-1] - ids[0] + 1 == len(ids) and np.array_equal(order, ids % index.capacity)):
+        return False
+    index.restore(ids, order, priorities, free, state.ring)
+    index.update(ids, priorities.astype(np.float64))  # applies alpha
+    index.skip_to(state.next_id)
+    return True
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        return {_ARRAY: value.dtype.str, "shape": value.shape, "data": data}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} cannot be part of a saved state.")
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _ARRAY in value:
+            flat = np.frombuffer(base64.b64decode(value["data"]), np.dtype(value[_ARRAY]))
+            return flat.reshape(value["shape"]).copy()
+        return {key: _decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return value

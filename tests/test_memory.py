@@ -1,0 +1,293 @@
+"""`relive.open`: a replay buffer whose experiences, priorities and draws outlive the process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from relive import Feedback, Memory, Transition
+from relive.buffer import InvalidPriorityError, Selector
+from relive.buffer.selector import Selection
+from relive.errors import InvalidExperienceError
+from relive.storage import IndexOwnedError, NotOwnerError, ReadOnlyStoreError, SqliteStorage, StorageFullError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "agent.db"
+
+
+def transitions(count: int, start: int = 0, **fields: Any) -> list[Transition]:
+    return [Transition(state=n, action="a", episode_id=f"e{n}", **fields) for n in range(start, start + count)]
+
+
+class LastIn(Selector):
+    """Chooses the newest first, to make the index anything but a ring."""
+
+    follows = False
+
+    def select(self, count: int) -> Selection:
+        ids = self.view.ids()[::-1][:count].copy()
+        return Selection(ids=ids, probabilities=np.ones(len(ids)))
+
+
+def draws(memory: Memory, count: int = 1000) -> list[list[int]]:
+    return [memory.sample(8).ids.tolist() for _ in range(count // 8)]
+
+
+def test_what_is_added_is_drawn_with_its_experience_and_can_be_updated(path: Path) -> None:
+    with relive.open(path, capacity=100) as memory:
+        added = memory.add(Transition(state={"q": 1}, action="a", reward=1.0))
+        ids = memory.add_batch(transitions(5, 1), priorities=[1, 2, 3, 4, 5])
+        assert [added, *ids.tolist()] == [1, 2, 3, 4, 5, 6]
+        batch = memory.sample(32)
+        assert len(batch) == 6
+        stored = dict(zip(batch.ids.tolist(), batch.experiences, strict=True))
+        assert all(stored[n].state == n - 1 for n in stored if n > 1)
+        assert memory.update_priorities([1, 2, 99], td_errors=[-7.0, 0.0, 1.0]) == 2
+        assert memory.priorities([1, 2]).tolist() == pytest.approx([7.0, 1e-6], rel=1e-6)
+        assert memory.stats().stale_updates == 1
+
+
+def test_priorities_and_draws_go_on_where_they_were(path: Path, tmp_path: Path) -> None:
+    twin = relive.open(tmp_path / "twin.db", capacity=64)
+    for round_ in range(6):
+        with relive.open(path, capacity=64) as memory:
+            for one in (memory, twin):
+                one.add_batch(transitions(20, 20 * round_), priorities=np.arange(1.0, 21.0))
+                one.update_priorities(one.sample(16).ids, priorities=np.linspace(0.1, 9, 16))
+                one.add(Transition(state="no priority given", action=None))
+            assert draws(memory) == draws(twin)
+    with relive.open(path) as memory:
+        assert memory.capacity == 64
+        assert len(memory) == 64
+        assert draws(memory) == draws(twin)
+        assert memory.stats().to_dict() == twin.stats().to_dict() | {"bytes": memory.stats().bytes}
+    twin.close()
+
+
+@pytest.mark.parametrize("take_out", [[3, 5, 50], list(range(11, 60)), [60]])
+def test_an_index_that_is_no_ring_any_more_goes_on_where_it_was(
+    path: Path, tmp_path: Path, take_out: list[int]
+) -> None:
+    twin = relive.open(tmp_path / "twin.db", capacity=64, remover=LastIn())
+    for round_ in range(4):
+        with relive.open(path, capacity=64, remover=LastIn()) as memory:
+            for one in (memory, twin):
+                one.add_batch(transitions(37, 37 * round_), priorities=np.arange(1.0, 38.0))
+                one.remove(take_out)
+                one.remove(one.sample(3).ids)
+                one.add_batch(transitions(3))
+            assert draws(memory) == draws(twin)
+    with relive.open(path, remover=LastIn()) as memory:
+        assert draws(memory) == draws(twin)
+    twin.close()
+
+
+def test_a_full_memory_removes_the_oldest_in_the_same_transaction(path: Path) -> None:
+    with relive.open(path, capacity=10) as memory, SqliteStorage(path) as reader:
+        for start in range(0, 40, 4):
+            memory.add_batch(transitions(4, start))
+            assert len(reader) == min(start + 4, 10)
+        assert [row.id for row in reader.query()] == list(range(31, 41))
+        assert memory.stats().evicted == 30
+        assert reader.stats().evicted == 30
+        big = memory.add_batch(transitions(25))
+        assert big.tolist() == list(range(41, 66))
+        assert [row.id for row in reader.query()] == list(range(56, 66))
+
+
+def test_a_smaller_capacity_removes_the_oldest_on_opening(path: Path) -> None:
+    with relive.open(path, capacity=50) as memory:
+        memory.add_batch(transitions(30), priorities=np.arange(1.0, 31.0))
+    with relive.open(path, capacity=10) as memory:
+        assert len(memory) == 10
+        assert memory.priorities(np.arange(21, 31)).tolist() == list(range(21, 31))
+        assert len(memory.storage) == 10
+    with relive.open(path, capacity=20) as memory:
+        memory.add_batch(transitions(15))
+        assert len(memory) == 20
+
+
+def test_what_others_append_reward_and_remove_is_followed_before_the_next_draw(path: Path) -> None:
+    def rule(experience: Transition) -> float:
+        return 1.0 if experience.reward is None else 10.0 * experience.reward
+
+    with relive.open(path, capacity=100, priority=rule) as memory, relive.open(path, follower=True) as other:
+        memory.add_batch(transitions(3))
+        assert other.storage.append(transitions(2, 3), priorities=[None, 4.0]) == [4, 5]
+        assert sorted(memory.sample(5).ids.tolist()) == [1, 2, 3, 4, 5]
+        assert memory.priorities([4, 5]).tolist() == [1.0, 4.0]
+        assert other.feedback(2, 0.5) == 1
+        other.storage.delete([1])
+        assert set(memory.sample(50).ids.tolist()) == {2, 3, 4, 5}
+        assert memory.priorities([1, 2]).tolist()[1] == 5.0
+        assert len(memory) == len(other) == 4
+        assert other.stats().reward_mean == 0.5
+        with pytest.raises(NotOwnerError, match="records and looks only"):
+            other.sample(1)
+
+
+def test_others_may_append_more_than_fits_while_the_owner_is_away(path: Path) -> None:
+    with relive.open(path, capacity=10) as memory:
+        memory.add_batch(transitions(7))
+    with relive.open(path, follower=True) as other:
+        other.add_batch(transitions(25))
+    with relive.open(path) as memory:
+        assert len(memory) == len(memory.storage) == 10
+        assert set(memory.sample(200).ids.tolist()) == set(range(23, 33))
+
+
+def test_an_owner_that_was_away_too_long_for_the_change_log_looks_at_everything(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.storage.transaction.KEPT_CHANGES", 100)
+    with relive.open(path, capacity=5000) as memory:
+        memory.add_batch(transitions(10))
+    with SqliteStorage(path) as store:
+        store.delete([4, 5])
+        for start in range(1100):
+            store.append_soon(transitions(1, start))
+        store.flush()
+        assert not store.changes(1).complete
+    with relive.open(path) as memory:
+        assert len(memory) == 1108
+        assert set(memory.sample(1108).ids.tolist()) == {1, 2, 3, *range(6, 1111)}
+
+
+def test_late_feedback_sets_reward_and_outcome_and_evaluates_the_priority_rule_again(path: Path) -> None:
+    with relive.open(path, priority=lambda e: 5.0 if e.outcome == "success" else 1.0, capacity=10) as memory:
+        one = memory.add(Transition(state=1, action=1, episode_id="E"))
+        assert memory.feedback(one, 1.0) == 1
+        assert memory.priorities([one]).tolist() == [5.0]
+        assert memory.feedback(Feedback(episode_id="E", source="judge", reward=0.0)) == 1
+        assert memory.get([one])[0] is not None
+        assert memory.query(outcome="success")[0].reward == 0.5
+        assert memory.stats().reward_mean == 0.5
+
+
+def test_a_bad_priority_adds_nothing(path: Path) -> None:
+    with relive.open(path, capacity=10) as memory:
+        memory.add_batch(transitions(4))
+        for bad in (float("nan"), float("inf"), -1.0):
+            with pytest.raises(InvalidPriorityError):
+                memory.add_batch(transitions(2), priorities=[1.0, bad])
+            with pytest.raises(InvalidPriorityError):
+                memory.update_priorities([1, 2], [5.0, bad])
+        assert len(memory) == len(memory.storage) == 4
+        assert memory.priorities([1, 2]).tolist() == [1.0, 1.0]
+        with pytest.raises(InvalidExperienceError, match="not str"):
+            memory.add("text")  # type: ignore[arg-type]
+
+
+def test_a_write_that_fails_leaves_the_index_as_it_was(path: Path, tmp_path: Path) -> None:
+    twin = relive.open(tmp_path / "twin.db", capacity=200)
+    with relive.open(path, capacity=200) as memory:
+        for one in (memory, twin):
+            one.add_batch(transitions(20), priorities=np.arange(1.0, 21.0))
+        memory.storage._pool.writing().pragma("max_page_count", 40)
+        with pytest.raises(StorageFullError, match="No room left"):
+            memory.add_batch([Transition(state=os.urandom(20_000).hex(), action=None) for _ in range(40)])
+        assert len(memory) == len(memory.storage) == 20
+        assert draws(memory) == draws(twin)
+        memory.storage._pool.writing().pragma("max_page_count", 100_000)
+        for one in (memory, twin):
+            one.add_batch(transitions(20), priorities=np.arange(1.0, 21.0))
+        assert draws(memory) == draws(twin)
+    with relive.open(path) as memory:
+        assert draws(memory) == draws(twin)
+    twin.close()
+
+
+def test_a_second_owner_is_told_who_holds_the_index_and_may_record_meanwhile(path: Path) -> None:
+    with relive.open(path) as memory:
+        code = """
+            import sys, relive
+            from relive.storage import IndexOwnedError
+            try:
+                relive.open(sys.argv[1])
+            except IndexOwnedError as error:
+                print(error)
+            with relive.open(sys.argv[1], follower=True) as memory:
+                memory.add(relive.Transition(state=1, action=1))
+            """
+        told = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), str(path)], capture_output=True, text=True, check=True
+        ).stdout
+        assert f"held by process {os.getpid()} on " in told
+        assert "follower=True" in told
+        with pytest.raises(IndexOwnedError, match="this process itself"):
+            relive.open(path)
+        assert len(memory.sample(1)) == 1
+
+
+def test_a_readonly_memory_looks_and_does_nothing_else(path: Path) -> None:
+    with relive.open(path) as memory:
+        memory.add(Transition(state="hello", action=1, reward=2.0))
+    before = path.read_bytes()
+    with relive.open(path, readonly=True) as memory:
+        assert memory.get([1])[0] is not None
+        assert memory.search("hello")[0][0] == 1
+        assert memory.stats().reward_mean == 2.0
+        with pytest.raises(ReadOnlyStoreError):
+            memory.add(Transition(state=1, action=1))
+        with pytest.raises(NotOwnerError):
+            memory.sample(1)
+    assert path.read_bytes() == before
+
+
+def test_a_forked_child_records_and_leaves_the_drawing_to_its_parent(path: Path) -> None:
+    with relive.open(path, capacity=10) as memory:
+        memory.add_batch(transitions(3))
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                memory.add(Transition(state="child", action=1))
+                try:
+                    memory.sample(1)
+                except NotOwnerError:
+                    memory.close()
+                    status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert len(memory.sample(4)) == 4
+        assert len(memory) == 4
+
+
+def test_kill_9_loses_nothing_acknowledged_and_the_draws_equal_an_undisturbed_twins(path: Path, tmp_path: Path) -> None:
+    code = """
+        import sys, numpy as np, relive
+        memory = relive.open(sys.argv[1], capacity=150)
+        for number in range(10**6):
+            ids = memory.add_batch([relive.Transition(state=number, action=k) for k in range(5)])
+            memory.update_priorities(ids, np.arange(5) + 0.1 * (number % 7))
+            print(number, flush=True)
+        """
+    writer = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    for _ in range(60):
+        last = int(writer.stdout.readline())
+    writer.kill()
+    rest = writer.stdout.read().splitlines(keepends=True)
+    last = max([last, *(int(line) for line in rest if line.endswith("\n"))])
+    writer.wait()
+    writer.stdout.close()
+    with relive.open(path) as memory, relive.open(tmp_path / "twin.db", capacity=150) as twin:
+        newest = memory.query(newest_first=True, limit=1)[0]
+        assert newest.transition.state in (last, last + 1)
+        rewarded = memory.priorities([newest.id])[0] != memory.priorities([newest.id - 1])[0]
+        for number in range(newest.transition.state + 1):
+            ids = twin.add_batch([Transition(state=number, action=k) for k in range(5)])
+            if number < newest.transition.state or rewarded:
+                twin.update_priorities(ids, np.arange(5) + 0.1 * (number % 7))
+        assert draws(memory) == draws(twin)
