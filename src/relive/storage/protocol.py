@@ -61,7 +61,7 @@ class Stored:
         return self._load.outline(self._columns)
 
     def json(self) -> bytes:
-        """JSON text of the payload (``state``, ``action``, and where there are any ``next_state``, ``info``), byte for byte."""
+        """JSON text of the payload, byte for byte: ``state``, ``action``, and where there are any ``next_state``, ``info``."""
         return self._load.json()
 
     @property
