@@ -1,0 +1,77 @@
+"""The tokens that a provider says a call used, in whichever form it says so.
+
+Four forms are in use: chat and text completions (``prompt_tokens``), embeddings (the same, with no answer to count),
+Responses (``input_tokens``, cached ones inside) and Messages (``input_tokens`` with cached ones *beside* it). All
+become one `Usage`, in which the part is always inside the whole. An absent count stays ``None``, and what is no count
+is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from relive.experience import Usage
+
+
+def read_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """The tokens that an answer reports under ``usage``; ``None``: it reports none.
+
+    Args:
+        answer: A whole answer, or the piece of a stream that holds the usage, parsed.
+    """
+    reported = answer.get("usage")
+    if not isinstance(reported, Mapping):
+        return None
+    if "input_tokens" in reported or "output_tokens" in reported:
+        usage = _of_input_and_output(reported)
+    else:
+        usage = _of_prompt_and_completion(reported, embedding=answer.get("object") == "list")
+    return None if usage == Usage() else usage
+
+
+def _of_prompt_and_completion(reported: Mapping[str, Any], *, embedding: bool) -> Usage:
+    """Chat, completions and embeddings. The total tells whether reasoning is counted inside the answer or beside it."""
+    prompt_details = _mapping(reported.get("prompt_tokens_details"))
+    answer_details = _mapping(reported.get("completion_tokens_details"))
+    prompt, output = _count(reported.get("prompt_tokens")), _count(reported.get("completion_tokens"))
+    reasoning = _count(answer_details.get("reasoning_tokens"))
+    if reasoning and prompt is not None and output is not None:
+        beside = _count(reported.get("total_tokens")) == prompt + output + reasoning
+        output += reasoning if beside else 0
+    if embedding and prompt is not None and output is None:
+        output = 0
+    return Usage(
+        input_tokens=prompt,
+        cached_tokens=_first_count(prompt_details.get("cached_tokens"), reported.get("prompt_cache_hit_tokens")),
+        cache_write_tokens=_first_count(
+            prompt_details.get("cache_write_tokens"), reported.get("cache_creation_input_tokens")
+        ),
+        output_tokens=output,
+        reasoning_tokens=reasoning,
+    )
+
+
+def _of_input_and_output(reported: Mapping[str, Any]) -> Usage:
+    """Responses and Messages. Only the latter name cached tokens at the top, and then they are not in the input."""
+    input_details = _mapping(reported.get("input_tokens_details"))
+    output_details = _mapping(reported.get("output_tokens_details"))
+    plain = _count(reported.get("input_tokens"))
+    read, written = _count(reported.get("cache_read_input_tokens")), _count(reported.get("cache_creation_input_tokens"))
+    return Usage(
+        input_tokens=None if plain is None else plain + (read or 0) + (written or 0),
+        cached_tokens=_first_count(read, input_details.get("cached_tokens")),
+        cache_write_tokens=_first_count(written, input_details.get("cache_write_tokens")),
+        output_tokens=_count(reported.get("output_tokens")),
+        reasoning_tokens=_first_count(output_details.get("reasoning_tokens"), output_details.get("thinking_tokens")),
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _first_count(*values: Any) -> int | None:
+    return next((count for value in values if (count := _count(value)) is not None), None)
