@@ -4,6 +4,7 @@ This is the one place where an experience becomes bytes: whatever must not reach
 before `encode` sees it.
 """
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -183,8 +184,11 @@ def _readable(transition: Transition) -> Transition:
     """The transition with a state that the text index can walk through."""
     if not isinstance(transition.state, msgspec.Raw):
         return transition
-    state = msgspec.json.decode(transition.state)
-    return Transition(state=state, action=None)
+    try:
+        state = msgspec.json.decode(transition.state)
+    except msgspec.DecodeError:  # a number beyond a double, or of more digits than Python converts
+        state = json.loads(bytes(transition.state), parse_int=str, parse_float=str)
+    return msgspec.structs.replace(transition, state=state)
 
 
 def _text(value: object, field: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from relive.errors import InvalidExperienceError
-from relive.experience import Transition
+from relive.experience import Feedback, Transition
 from relive.storage.formats import jsontext
 from relive.storage.formats.jsontext import BadRecordError, Json
 from relive.storage.formats.source import Source
@@ -29,6 +29,8 @@ class Found(NamedTuple):
         transition: The experience; `state`, `action` and `next_state` are `msgspec.Raw`, the bytes of the file.
         priority: The priority that it had; ``None``: the file says nothing.
         parent: Identity of the experience that it belongs under; ``None``: none.
+        feedback: What was fed back about it; without an episode's id it is about the experience itself, whose id (0
+            here) it gets when it is stored.
     """
 
     line: int
@@ -36,6 +38,7 @@ class Found(NamedTuple):
     transition: Transition
     priority: float | None = None
     parent: bytes | None = None
+    feedback: tuple[Feedback, ...] = ()
 
 
 class Problem(NamedTuple):

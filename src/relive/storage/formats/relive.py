@@ -1,8 +1,9 @@
 """Relive JSONL: one experience a line, as `relive export` writes it; all fields but state and action may be left out.
 
 Beside the fields of a `Transition` a line may have ``schema_version``, ``uid`` (its identity, 32 hexadecimal digits),
-``parent_uid`` (that of the experience it belongs under) and ``priority``. What a store keeps to itself (``id``) is
-passed over, so is a ``parent`` that is an id of another store.
+``parent_uid`` (that of the experience it belongs under), ``priority``, and ``feedback`` with the reward and outcome
+from before it (``recorded_reward``, ``recorded_outcome``). What a store keeps to itself (``id``) is passed over, so is
+a ``parent`` that is an id of another store.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from relive.experience import SCHEMA_VERSION
+from relive.experience import SCHEMA_VERSION, Feedback
 from relive.storage.formats.found import Found, Identity, Ignored, Item, each, transition, with_payload
 from relive.storage.formats.jsontext import BadRecordError, Json
 from relive.storage.formats.source import Source
@@ -27,6 +28,7 @@ class _Payload(msgspec.Struct):
 
 
 _PAYLOAD = _Payload.__struct_fields__
+_SETTLED = ("reward", "outcome")  # what feedback decides
 
 
 def matches(record: dict[str, Any]) -> bool:
@@ -54,6 +56,7 @@ def read(source: Source) -> Iterator[Item]:
         priority = fields.pop("priority", None)
         if not (priority is None or (isinstance(priority, int | float) and 0 <= priority < float("inf"))):
             raise BadRecordError(f"its priority is {priority!r}; it must be a number of at least 0")
+        feedback = _feedback(fields)
         fields.pop("id", None)
         foreign_parent = fields.pop("parent", None) is not None and parent is None
         for name in _PAYLOAD:
@@ -77,9 +80,29 @@ def read(source: Source) -> Iterator[Item]:
             ),
             priority=None if priority is None else float(priority),
             parent=parent,
+            feedback=feedback,
         )
 
     return each(source, convert)
+
+
+def _feedback(fields: dict[str, Any]) -> tuple[Feedback, ...]:
+    """What the line says was fed back; reward and outcome become those from before, since feedback settles them anew.
+
+    Raises:
+        BadRecordError: it is no list of feedback.
+        InvalidExperienceError: one of it is not valid.
+    """
+    recorded = {name: fields.pop(f"recorded_{name}") for name in _SETTLED if f"recorded_{name}" in fields}
+    said = fields.pop("feedback", None)
+    if said is None:
+        return ()
+    if not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
+        raise BadRecordError("its feedback is no list of objects")
+    for name in _SETTLED:
+        if name in recorded:
+            fields[name] = recorded[name]
+    return tuple(Feedback.from_dict(one if "episode_id" in one else {**one, "experience_id": 0}) for one in said)
 
 
 def _or_none(raw: msgspec.Raw) -> bytes | None:
