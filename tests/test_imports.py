@@ -30,7 +30,7 @@ ROOMS = [
     "integrations",
     "cli",
 ]
-HEAVY = {"gymnasium", "matplotlib", "openai", "peft", "torch", "transformers", "trl", "xllamacpp"}
+HEAVY = {"gymnasium", "matplotlib", "openai", "peft", "pyarrow", "torch", "transformers", "trl", "xllamacpp"}
 PACKAGE = Path(relive.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

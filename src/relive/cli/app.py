@@ -6,11 +6,12 @@ Exit codes: 0 success, 1 failure (one sentence on standard error, never a stack 
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import relive
 from relive.errors import ReliveError
 
 BROKEN_PIPE = 141
@@ -54,12 +55,24 @@ def _discard_output() -> None:
 app = typer.Typer(
     cls=_Program,
     name="relive",
-    help="Experience replay and continual learning for LLM agents.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"relive {relive.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Experience replay and continual learning for LLM agents."""
 
 
 def main() -> None:
