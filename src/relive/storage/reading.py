@@ -24,6 +24,7 @@ _SELECT = (
     "SELECT e.id, e.priority, e.uid, " + ", ".join(f"e.{name}" for name in COLUMNS) + ", e.bytes, p.codec, p.body"
 )  # fmt: skip
 _BY_ID = f"{_SELECT} FROM carray(?) c JOIN experience e ON e.id = c.value JOIN payload p ON p.id = e.id"
+_LATE = "SELECT n.id, n.codec, n.body FROM carray(?) c JOIN next_state n ON n.id = c.value"
 _TRACES = """SELECT t.id, t.length, t.parts, t.temperature, t.top_p, t.tokenizer, t.body
     FROM carray(?) c JOIN token_trace t ON t.id = c.value"""
 
@@ -148,16 +149,23 @@ class Reader:
         if with_tokens:
             for number, *columns in fetch(connection, _TRACES, (apsw.carray(int64(with_tokens)),)):
                 traces[number] = TraceRow(*columns)
+        waited = [row[0] for row in rows if row[_FLAGS] & record.HAS_LATE_NEXT_STATE]
+        late: dict[int, tuple[int, bytes]] = {}
+        if waited:
+            for number, codec_number, body in fetch(connection, _LATE, (apsw.carray(int64(waited)),)):
+                self._check_codec(connection, codec_number, number)
+                late[number] = codec_number, body
         result = []
         for row in rows:
             number, priority, uid, size, codec_number, body = row[0], row[1], row[2], row[-3], row[-2], row[-1]
-            if not self._decompress.knows(codec_number):
-                self._learn(connection, codec_number, number)
-            loader = _Loader(self._decompress, codec_number, body, traces.get(number))
+            self._check_codec(connection, codec_number, number)
+            loader = _Loader(self._decompress, codec_number, body, traces.get(number), late.get(number))
             result.append(Stored(number, row[3:-3], loader, priority=priority, uid=uid, size=size))
         return result
 
-    def _learn(self, connection: apsw.Connection, codec_number: int, number: int) -> None:
+    def _check_codec(self, connection: apsw.Connection, codec_number: int, number: int) -> None:
+        if self._decompress.knows(codec_number):
+            return
         dictionary = connection.execute("SELECT body FROM dictionary WHERE id = ?", (codec_number,)).get
         if dictionary is None:
             raise StorageError(
@@ -169,16 +177,27 @@ class Reader:
 class _Loader:
     """A row's payload and tokens, not parsed yet."""
 
-    __slots__ = ("_body", "_codec", "_decompress", "_trace")
+    __slots__ = ("_body", "_codec", "_decompress", "_late", "_trace")
 
-    def __init__(self, decompress: Decompressor, codec_number: int, body: bytes, trace: TraceRow | None) -> None:
+    def __init__(
+        self,
+        decompress: Decompressor,
+        codec_number: int,
+        body: bytes,
+        trace: TraceRow | None,
+        late: tuple[int, bytes] | None,
+    ) -> None:
+        self._late = late
         self._decompress = decompress
         self._codec = codec_number
         self._body = body
         self._trace = trace
 
     def json(self) -> bytes:
-        return self._decompress(self._codec, self._body)
+        text = self._decompress(self._codec, self._body)
+        if self._late is None:
+            return text
+        return text[:-1] + b',"next_state":' + self._decompress(*self._late) + b"}"
 
     def transition(self, columns: Columns) -> Transition:
         return record.decode(columns, codec.decode_json(self.json()), self._tokens())

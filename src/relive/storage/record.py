@@ -33,7 +33,7 @@ Redact: TypeAlias = Callable[[Transition], Transition]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_TERMINATED, _TRUNCATED, _HAS_USAGE, HAS_TOKENS = 1, 2, 4, 8
+_TERMINATED, _TRUNCATED, _HAS_USAGE, HAS_TOKENS, HAS_NEXT_STATE, HAS_LATE_NEXT_STATE = 1, 2, 4, 8, 16, 32
 _INTEGERS = ("step", "parent", "policy_version", "cost")
 
 
@@ -108,7 +108,8 @@ def encode(
         (_TERMINATED if t.terminated else 0)
         | (_TRUNCATED if t.truncated else 0)
         | (_HAS_USAGE if usage is not None else 0)
-        | (HAS_TOKENS if t.tokens is not None else 0),
+        | (HAS_TOKENS if t.tokens is not None else 0)
+        | (HAS_NEXT_STATE if t.next_state is not None else 0),
         outcome,
         reward,
         t.parent,

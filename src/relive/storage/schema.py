@@ -31,14 +31,16 @@ _VERSION_1 = (
     "INSERT INTO total VALUES (1, 1, 0, 0, 0)",
     # reward and outcome are what holds now; recorded_* are what the payload came with. See `feedback` for the rule.
     # created_at: microseconds since 1970 UTC. bytes: stored size of payload and tokens. cost: nano-USD. priority: what
-    # whoever appended asked for. uid: identity of an imported row (16 bytes), so that importing twice adds nothing.
+    # whoever appended asked for. uid: identity given by whoever appended it (16 bytes), so that doing so twice adds
+    # nothing. stored_at: like created_at, never falling with the id.
     """CREATE TABLE experience(
         id INTEGER PRIMARY KEY, agent TEXT NOT NULL, episode_id TEXT NOT NULL, step INTEGER NOT NULL,
         outcome INTEGER NOT NULL, reward REAL, created_at INTEGER NOT NULL, bytes INTEGER NOT NULL,
         flags INTEGER NOT NULL, recorded_outcome INTEGER NOT NULL, recorded_reward REAL, parent INTEGER,
         group_id TEXT, tags TEXT, policy TEXT, policy_version INTEGER, cost INTEGER, latency_ms REAL, error TEXT,
         input_tokens INTEGER, cached_tokens INTEGER, cache_write_tokens INTEGER, output_tokens INTEGER,
-        reasoning_tokens INTEGER, priority REAL, uid BLOB) STRICT""",
+        reasoning_tokens INTEGER, priority REAL, uid BLOB,
+        stored_at INTEGER NOT NULL) STRICT""",
     "CREATE INDEX experience_agent ON experience(agent, created_at)",
     "CREATE INDEX experience_episode ON experience(episode_id, step)",
     "CREATE INDEX experience_outcome ON experience(outcome, reward)",
@@ -46,7 +48,10 @@ _VERSION_1 = (
     "CREATE UNIQUE INDEX experience_uid ON experience(uid) WHERE uid IS NOT NULL",
     "CREATE INDEX experience_error ON experience(id) WHERE error IS NOT NULL",
     "CREATE TABLE payload(id INTEGER PRIMARY KEY, codec INTEGER NOT NULL, body BLOB NOT NULL) STRICT",
-    "CREATE TABLE dictionary(id INTEGER PRIMARY KEY, created_at INTEGER NOT NULL, body BLOB NOT NULL) STRICT",
+    # What became known after the row: a next state that arrived with the agent's next call. Same codecs as payloads.
+    "CREATE TABLE next_state(id INTEGER PRIMARY KEY, codec INTEGER NOT NULL, body BLOB NOT NULL) STRICT",
+    """CREATE TABLE dictionary(
+        id INTEGER PRIMARY KEY AUTOINCREMENT, created_at INTEGER NOT NULL, body BLOB NOT NULL) STRICT""",
     """CREATE TABLE token_trace(
         id INTEGER PRIMARY KEY, length INTEGER NOT NULL, parts INTEGER NOT NULL, temperature REAL, top_p REAL,
         tokenizer TEXT, body BLOB NOT NULL) STRICT""",

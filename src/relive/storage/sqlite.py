@@ -3,36 +3,36 @@
 import atexit
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 import apsw
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from relive.errors import InvalidExperienceError
-from relive.experience import Feedback, Outcome, Transition
+from relive.experience import Feedback, Transition
+from relive.storage import dictionaries, record, sampling, schema
 from relive.storage import feedback as feedback_rule
-from relive.storage import record, sampling, schema
-from relive.storage.codec import Compressor
+from relive.storage.codec import Compressor, encode_json
 from relive.storage.connection import BUSY_TIMEOUT, Durability, check_path, connect, errors_of, prepare
+from relive.storage.dictionaries import Trainer
 from relive.storage.errors import ReadOnlyStoreError
 from relive.storage.owner import Claim
 from relive.storage.pool import Forkable, Pool, watch
-from relive.storage.protocol import Changes, Stored, StoreStats, WriteView
-from relive.storage.reading import Query, Reader, int64
-from relive.storage.sampling import SavedIndex
+from relive.storage.protocol import StoreStats, WriteView
+from relive.storage.reading import Reader, int64
+from relive.storage.reads import StoreReads
 from relive.storage.statistics import collect
-from relive.storage.transaction import Transaction, changes_since
+from relive.storage.transaction import Transaction
 from relive.storage.writer import Writer
 
 
-class SqliteStorage(Forkable):
+class SqliteStorage(StoreReads, Forkable):
     """Experiences in one SQLite file; any number of processes may use it at once.
 
     Args:
@@ -87,6 +87,8 @@ class SqliteStorage(Forkable):
         self._pool = Pool(open_connection)
         self._reader = Reader()
         self._compress = Compressor()
+        self._dictionary: int | None = None
+        self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
         self._claim = Claim(self.path)
         self._origin = secrets.randbits(62)
         self._writer = Writer(self._begin, self.path)
@@ -198,159 +200,25 @@ class SqliteStorage(Forkable):
         values = feedback_rule.columns(feedback)
         return self.write(lambda transaction: transaction.feedback(values))
 
+    def set_next_state(self, id: int, next_state: Any) -> bool:  # noqa: A002 - the record's own name
+        """Keeps what an agent saw next, once, for an experience that was recorded before it was known.
+
+        Args:
+            id: The experience.
+            next_state: Any JSON value, or its text as `msgspec.Raw`.
+
+        Returns:
+            False: the experience is gone, or has a next state already.
+        """
+        if self._redact is not None:
+            next_state = self._redact(Transition(state=None, action=None, next_state=next_state)).next_state
+        text = encode_json(next_state)
+        return bool(self.write(lambda transaction: transaction.set_next_state(id, text)).result())
+
     def delete(self, ids: Iterable[int]) -> int:
         """Removes experiences with all that belongs to them; returns how many were there."""
         wanted = list(ids)
         return int(self.write(lambda transaction: transaction.evict(wanted)).result())
-
-    # -- reading --------------------------------------------------------------------------------------------------
-
-    def read(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> list[Stored | None]:
-        """Experiences in the order of `ids`, parsed when looked at; ``None`` where there is none."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return self._reader.read(connection, ids)
-
-    def get(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> list[Transition | None]:
-        """Experiences in the order of `ids`, with what feedback made of them; ``None`` where there is none."""
-        return [None if stored is None else stored.transition for stored in self.read(ids)]
-
-    def query(
-        self,
-        *,
-        agent: str | None = None,
-        episode_id: str | None = None,
-        group_id: str | None = None,
-        parent: int | None = None,
-        outcome: Outcome | None = None,
-        min_reward: float | None = None,
-        max_reward: float | None = None,
-        policy: str | None = None,
-        policy_version: int | None = None,
-        tag: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        error: bool | str | None = None,
-        text: str | None = None,
-        after: int | None = None,
-        limit: int = 100,
-        newest_first: bool = False,
-    ) -> list[Stored]:
-        """One page of the experiences for which every condition given holds, in the order of ids.
-
-        To page, pass the last id as `after`: what is appended meanwhile neither repeats nor hides anything.
-
-        Args:
-            agent: Who acted.
-            episode_id: The episode.
-            group_id: The group of rollouts.
-            parent: The experience they belong under.
-            outcome: As it holds now.
-            min_reward: At least this; an unknown reward matches no bound.
-            max_reward: At most this.
-            policy: Name of the policy or model.
-            policy_version: Its version.
-            tag: One of its tags.
-            since: Happened at this time or later.
-            until: Happened before this time.
-            error: True: with an error; False: without; text: with an error that contains it.
-            text: States that share a word with this text.
-            after: Only ids above this one (below it, if `newest_first`).
-            limit: At most so many.
-            newest_first: In falling order of ids.
-        """
-        query = Query(
-            agent=agent,
-            episode_id=episode_id,
-            group_id=group_id,
-            parent=parent,
-            outcome=outcome,
-            min_reward=min_reward,
-            max_reward=max_reward,
-            policy=policy,
-            policy_version=policy_version,
-            tag=tag,
-            since=since,
-            until=until,
-            error=error,
-            text=text,
-        )
-        with errors_of(self.path), self._pool.reading() as connection:
-            found = self._reader.query(connection, query, after=after, limit=limit, newest_first=newest_first)
-            if found:
-                sampling.fill_priorities(connection, found)
-            return found
-
-    def count(self, query: Query | None = None) -> int:
-        """How many experiences a query finds; without one, how many there are."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            if query is None:
-                return int(connection.execute("SELECT rows FROM total").get)
-            return self._reader.count(connection, query)
-
-    def __len__(self) -> int:
-        return self.count()
-
-    def search(
-        self, text: str, *, outcome: Outcome | None = None, agent: str | None = None, limit: int = 10
-    ) -> list[tuple[int, float]]:
-        """The experiences whose states are most like a text: (id, BM25 score), the best first.
-
-        Args:
-            text: Any text; it is never read as a query language.
-            outcome: Only these.
-            agent: Only this one's.
-            limit: At most so many.
-        """
-        with errors_of(self.path), self._pool.reading() as connection:
-            return self._reader.search(connection, text, outcome, agent, limit)
-
-    def feedback_of(self, id: int) -> list[Feedback]:  # noqa: A002 - the record's own name
-        """All that was fed back about an experience and about its episode."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return feedback_rule.of_experience(connection, id)
-
-    def changes(self, since: int) -> Changes:
-        """What happened after a change number, by anyone."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return changes_since(connection, since)
-
-    def change_number(self) -> int:
-        """The newest change number: cheap enough to ask before every draw."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return int(connection.execute("SELECT coalesce(max(number), 0) FROM change").get)
-
-    def store_id(self) -> str:
-        """The store's own id, made with the file: 32 hexadecimal digits. A backup has the same."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return str(msgspec.json.decode(connection.execute("SELECT value FROM setting WHERE name = 'store_id'").get))
-
-    def load_index(self) -> SavedIndex:
-        """The sampling index as its owner saved it last."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return sampling.load(connection)
-
-    def priorities(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Ids in the sampling index and their raw priorities, as its owner saved them last, in the order of ids."""
-        saved = self.load_index()
-        taken = np.flatnonzero(saved.ids > 0)
-        order = taken[np.argsort(saved.ids[taken], kind="stable")]
-        return saved.ids[order], saved.priorities[order]
-
-    def payload_bytes(self) -> int:
-        """Size of payloads and tokens in the store, compressed."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return int(connection.execute("SELECT bytes FROM total").get)
-
-    def stats(self) -> StoreStats:
-        """Figures of the store, in one consistent view."""
-        with errors_of(self.path), self._pool.reading() as connection:
-            return collect(
-                connection,
-                self.path,
-                schema.SCHEMA_VERSION,
-                pending=self._writer.pending,
-                connections=self._pool.open_connections,
-            )
 
     # -- the sampling index ---------------------------------------------------------------------------------------
 
@@ -394,6 +262,17 @@ class SqliteStorage(Forkable):
         """Whether this object owns the sampling index."""
         return self._claim.held
 
+    def stats(self) -> StoreStats:
+        """Figures of the store, in one consistent view."""
+        with errors_of(self.path), self._pool.reading() as connection:
+            return collect(
+                connection,
+                self.path,
+                schema.SCHEMA_VERSION,
+                pending=self._writer.pending,
+                connections=self._pool.open_connections,
+            )
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -436,6 +315,7 @@ class SqliteStorage(Forkable):
         """Starts with an empty queue and no connection; the ownership of the index stays with the parent."""
         self._pool.child()
         self._writer = Writer(self._begin, self.path)
+        self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
         self._claim.forget()
         self._origin = secrets.randbits(62)
         if self._closed:
@@ -444,7 +324,21 @@ class SqliteStorage(Forkable):
     def _begin(self) -> Transaction:
         connection = self._pool.writing()
         connection.execute("BEGIN IMMEDIATE")
-        return Transaction(connection, self._reader, self._compress, self._origin)
+        transaction = Transaction(connection, self._reader, self._compress, self._origin)
+        if transaction.dictionary != self._dictionary:
+            found = dictionaries.newest(connection)
+            self._dictionary = None if found is None else found[0]
+            self._compress = transaction.compress = Compressor(found)
+        if self._dictionary is None and transaction.rows >= dictionaries.TRAIN_AT:
+            self._trainer.start()
+        return transaction
+
+    def _keep_dictionary(self, body: bytes) -> None:
+        def act(transaction: Transaction) -> None:
+            if transaction.dictionary is None:  # else another process was faster
+                dictionaries.add(transaction.connection, body, time.time_ns() // 1000)
+
+        self._writer.submit(act)
 
     def _check_writable(self) -> None:
         if self.readonly:

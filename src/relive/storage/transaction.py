@@ -15,7 +15,7 @@ from relive.storage.codec import Compressor
 from relive.storage.connection import fetch
 from relive.storage.protocol import Changes, Stored
 from relive.storage.reading import Reader, int64
-from relive.storage.record import COLUMNS, Row
+from relive.storage.record import COLUMNS, HAS_LATE_NEXT_STATE, HAS_NEXT_STATE, Row
 from relive.storage.sampling import IndexChange, SavedIndex
 
 ADDED, REWARDED, REMOVED = 0, 1, 2
@@ -24,11 +24,17 @@ ADDED, REWARDED, REMOVED = 0, 1, 2
 KEPT_CHANGES = 65_536
 """Change numbers a follower may lag behind before it must look at everything again."""
 
-_PLACES = ", ".join("?" * (len(COLUMNS) + 4))
-_INSERT = f"INSERT INTO experience(id, bytes, priority, uid, {', '.join(COLUMNS)}) VALUES ({_PLACES})"  # noqa: S608
+_PLACES = ", ".join("?" * (len(COLUMNS) + 5))
+_INSERT = f"INSERT INTO experience(id, bytes, priority, uid, stored_at, {', '.join(COLUMNS)}) VALUES ({_PLACES})"  # noqa: S608
 _DELETE = tuple(
     f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM carray(?))"  # noqa: S608 - names from the tuple below
-    for table, key in (("experience", "id"), ("payload", "id"), ("token_trace", "id"), ("state_text", "rowid"))
+    for table, key in (
+        ("experience", "id"),
+        ("payload", "id"),
+        ("next_state", "id"),
+        ("token_trace", "id"),
+        ("state_text", "rowid"),
+    )
 )
 
 
@@ -38,15 +44,22 @@ class Transaction:
     def __init__(self, connection: apsw.Connection, reader: Reader, compress: Compressor, origin: int) -> None:
         self.connection = connection
         self._reader = reader
-        self._compress = compress
+        self.compress = compress
         self._origin = origin
         self._ends: list[Callable[[bool], None]] = []
-        self._next_id, self._rows, self._bytes, self._evicted = connection.execute(
-            "SELECT next_id, rows, bytes, evicted FROM total"
-        ).get
+        self._next_id, self._rows, self._bytes, self._evicted, dictionary = fetch(
+            connection, "SELECT next_id, rows, bytes, evicted, (SELECT max(id) FROM dictionary) FROM total"
+        )[0]
+        self.dictionary: int | None = dictionary
         self._number: int = connection.execute("SELECT coalesce(max(number), 0) FROM change").get
         self._first_number = self._number + 1
         self._index_changed = False
+        self._clock: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many experiences are stored now."""
+        return int(self._rows)
 
     @property
     def number(self) -> int:
@@ -70,15 +83,16 @@ class Transaction:
             number += 1
         if not new:
             return ids
-        bodies = [self._compress(row.payload) for _, row in new]
+        bodies = [self.compress(row.payload) for _, row in new]
         sizes = [
             len(body) + (0 if row.trace is None else len(row.trace.body))
             for (_, row), (_, body) in zip(new, bodies, strict=True)
         ]
+        now = self._now()
         execute_many = self.connection.executemany
         execute_many(
             _INSERT,
-            [(n, size, row.priority, row.uid, *row.columns) for (n, row), size in zip(new, sizes, strict=True)],
+            [(n, size, row.priority, row.uid, now, *row.columns) for (n, row), size in zip(new, sizes, strict=True)],
         )
         execute_many(
             "INSERT INTO payload VALUES (?, ?, ?)",
@@ -133,6 +147,21 @@ class Transaction:
             feedback_rule.settle(self.connection, ids)
             self._note_ids(REWARDED, np.array(ids, np.int64))
         return len(ids)
+
+    def set_next_state(self, number: int, text: bytes) -> bool:
+        """Keeps the next state (JSON text) of an experience that has none; False: it is gone or has one already."""
+        flags = self.connection.execute("SELECT flags FROM experience WHERE id = ?", (number,)).get
+        if flags is None or flags & (HAS_NEXT_STATE | HAS_LATE_NEXT_STATE):
+            return False
+        codec, body = self.compress(text)
+        self.connection.execute("INSERT INTO next_state VALUES (?, ?, ?)", (number, codec, body))
+        self.connection.execute(
+            "UPDATE experience SET flags = flags | ?, bytes = bytes + ? WHERE id = ?",
+            (HAS_LATE_NEXT_STATE, len(body), number),
+        )
+        self._bytes += len(body)
+        self._note(REWARDED, number, number)
+        return True
 
     def changes(self, since: int) -> Changes:
         """What happened since, what this transaction did so far included."""
@@ -194,6 +223,13 @@ class Transaction:
         """Tells those who asked how it ended, the last to ask first."""
         while self._ends:
             self._ends.pop()(committed)
+
+    def _now(self) -> int:
+        """Microseconds since 1970 UTC, but never less than what was stored before: clocks are set back."""
+        if self._clock is None:
+            newest = self.connection.execute("SELECT stored_at FROM experience ORDER BY id DESC LIMIT 1").get
+            self._clock = max(time.time_ns() // 1000, newest or 0)
+        return self._clock
 
     def _has_uid(self, uid: bytes) -> bool:
         return self.connection.execute("SELECT 1 FROM experience WHERE uid = ?", (uid,)).get is not None
