@@ -177,11 +177,12 @@ class ReplayBuffer:
 
     def _commit(self, victims: Ids, ids: Ids, priorities: Floats | None, experiences: Sequence[Any]) -> None:
         """Tells index and selectors what the rows already hold."""
-        self._index.replace(victims, ids, priorities)
-        for selector in self._followers:
-            if len(victims):
+        if len(victims):
+            for selector in self._followers:
                 selector.delete(victims)
-            if len(ids) and priorities is not None:
+        self._index.replace(victims, ids, priorities)
+        if len(ids) and priorities is not None:
+            for selector in self._followers:
                 selector.insert(ids, priorities, experiences)
         self._added += len(ids)
         self._evicted += len(victims)

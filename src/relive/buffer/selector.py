@@ -24,12 +24,35 @@ class Selection(msgspec.Struct):
         probabilities: float64 ``[B]``, how likely one draw was to choose each.
         weights: float64 ``[B]``, importance weights; ``None``: 1 for all.
         slots: int64 ``[B]``, where each lives, when the selector knows; ``None``: the buffer looks them up.
+        lengths: int64 ``[S]``, how many rows each chosen sequence has, one after the other in `ids`; ``None``: the rows
+            were chosen one by one.
+        n_step: What the following steps add to each row (`NStep` makes it); ``None``: nothing.
     """
 
     ids: Ids
     probabilities: Floats
     weights: Floats | None = None
     slots: Ids | None = None
+    lengths: Ids | None = None
+    n_step: "NStepReturns | None" = None
+
+
+class NStepReturns(msgspec.Struct, kw_only=True):
+    """Rewards of several steps in one, for bootstrapping: target = rewards + discounts * V(next state of the last row).
+
+    Attributes:
+        rewards: float64 ``[B]``, sum of gamma^k r_k over the steps; NaN where a reward is not known.
+        discounts: float64 ``[B]``, gamma^steps, or 0 where the episode terminated and nothing is bootstrapped.
+        steps: int64 ``[B]``, how many steps were summed.
+        last_ids: int64 ``[B]``, the row whose next state is bootstrapped from.
+        last: That row's experiences ``[B]``; ``None`` until the buffer has fetched them.
+    """
+
+    rewards: Floats
+    discounts: Floats
+    steps: Ids
+    last_ids: Ids
+    last: Sequence[Any] | None = None
 
 
 class BufferView:
@@ -65,9 +88,11 @@ class Selector:
     Attributes:
         alpha: The exponent that the buffer's index applies to raw priorities when this is its sampler.
         follows: Whether `insert`, `delete` and `update` are to be called; False saves their cost.
+        roles: What it can be given as, ``"sampler"`` and ``"remover"``.
     """
 
     alpha: float = 1.0
+    roles: tuple[str, ...] = ("sampler", "remover")
     follows: bool = True
     _view: BufferView | None = None
 
@@ -96,10 +121,13 @@ class Selector:
         """New experiences are in, with these raw priorities."""
 
     def delete(self, ids: Ids) -> None:
-        """These are gone; each was stored."""
+        """These leave; each is still stored during the call, and none has come twice."""
 
     def update(self, ids: Ids, priorities: Floats) -> None:
         """These stored ids have new raw priorities; of equal ids the last counts."""
+
+    def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
+        """The reward or outcome of these stored ids has become known, or another one."""
 
     def select(self, count: int) -> Selection:
         """Chooses `count` experiences, or fewer where there are not enough, never endlessly."""

@@ -1,0 +1,151 @@
+"""A part of a buffer with an index of its own, so that any selector can work on it as on a whole buffer.
+
+The part numbers its members itself (local ids 0, 1, 2, ... in the order of joining), because an experience may join
+late, for example when its outcome becomes known. Random numbers are borrowed from the whole buffer's stream for the
+time of each call, so that one seed and one saved state fix every draw.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.buffer._core import Index
+from relive.buffer.rows import NO_IDS, Floats, Ids
+from relive.buffer.selector import BufferView, Selection, Selector
+from relive.buffer.slot_array import SlotArray
+
+
+class Subset(BufferView):
+    """What a selector sees of a part of a buffer. Ids in its calls are local ones.
+
+    Args:
+        whole: The buffer (or larger part).
+        alpha: Exponent that the part's index applies to raw priorities.
+    """
+
+    def __init__(self, whole: BufferView, alpha: float) -> None:
+        super().__init__(Index(64, alpha, 0), whole.rows)
+        self.whole = whole
+        self._local = SlotArray(np.int64, -1)  # by the slot in the whole: the local id, -1 for others
+        self._real = SlotArray(np.int64, -1)  # by the slot in the part: the real id
+
+    def join(self, ids: Ids, priorities: Floats) -> Ids:
+        """Takes stored ids in, none of which is a member, and returns their local ids. O(len(ids))."""
+        needed = self.index.size + len(ids)
+        if needed > self.index.capacity:
+            self._grow(max(needed, 2 * self.index.capacity))
+        local = np.arange(self.index.next_id, self.index.next_id + len(ids), dtype=np.int64)
+        self.index.replace(NO_IDS, local, priorities)
+        self._local[self.whole.index.find(ids)] = local
+        self._real[self.index.find(local)] = ids
+        return local
+
+    def leave(self, ids: Ids, local: Ids) -> None:
+        """Lets members go, which must still be stored in the whole."""
+        self.index.replace(local, NO_IDS, None)
+        self._local[self.whole.index.find(ids)] = -1
+
+    def local(self, ids: Ids) -> Ids:
+        """The local id of each stored id, -1 for those that are not members."""
+        return self._local[self.whole.index.find(ids)]
+
+    def real(self, local: Ids) -> Ids:
+        """The id in the whole of each member."""
+        return self._real[self.index.find(local)]
+
+    def experiences(self, ids: Ids) -> Sequence[Any]:
+        """The experiences of these members."""
+        return self.whole.experiences(self.real(ids))
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Lends the whole buffer's random stream to the part."""
+        self.index.random_state = self.whole.index.random_state
+        try:
+            yield
+        finally:
+            self.whole.index.random_state = self.index.random_state
+
+    def _grow(self, capacity: int) -> None:
+        old = self.index
+        ids = old.ids()
+        size = len(ids)
+        slots = np.arange(size, dtype=np.int64)
+        real = self._real[old.find(ids)]
+        new = Index(capacity, old.alpha, 0)
+        new.restore(ids, slots, old.leaves(ids), np.arange(capacity - 1, size - 1, -1, dtype=np.int64), False)
+        new.skip_to(old.next_id)
+        new.random_state = old.random_state
+        self.index = new
+        self._real.clear()
+        self._real[slots] = real
+
+
+class Part:
+    """A selector at work on some of a buffer's experiences. Ids in its calls are the buffer's.
+
+    Args:
+        whole: The buffer.
+        selector: Chooses among the members.
+    """
+
+    def __init__(self, whole: BufferView, selector: Selector) -> None:
+        self.selector = selector
+        self.view = Subset(whole, selector.alpha)
+        selector.bind(self.view)
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    @property
+    def drawable(self) -> int:
+        """How many members have a positive priority."""
+        return self.view.index.drawable
+
+    def holds(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these stored ids are members."""
+        return self.view.local(ids) >= 0
+
+    def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
+        """Takes stored experiences in."""
+        if len(ids):
+            local = self.view.join(ids, priorities)
+            if self.selector.follows:
+                self.selector.insert(local, priorities, experiences)
+
+    def delete(self, ids: Ids) -> None:
+        """Lets members go; ids that are none are ignored."""
+        local = self.view.local(ids)
+        ids, local = ids[local >= 0], local[local >= 0]
+        if len(ids):
+            if self.selector.follows:
+                self.selector.delete(local)
+            self.view.leave(ids, local)
+
+    def update(self, ids: Ids, priorities: Floats) -> None:
+        """Members have new priorities; ids that are none are ignored."""
+        local = self.view.local(ids)
+        member = local >= 0
+        if member.any():
+            self.view.index.update(local[member], priorities[member])
+            if self.selector.follows:
+                self.selector.update(local[member], priorities[member])
+
+    def select(self, count: int) -> Selection:
+        """Lets the selector choose `count` of the members."""
+        with self.view.stream():
+            selection = self.selector.select(count)
+        return Selection(
+            ids=self.view.real(selection.ids),
+            probabilities=selection.probabilities,
+            weights=selection.weights,
+            lengths=selection.lengths,
+        )
+
+    def victims(self, count: int) -> Ids:
+        """Lets the selector choose `count` members to leave; `count` is at most their number."""
+        with self.view.stream():
+            return self.view.real(self.selector.victims(count))
