@@ -1,0 +1,229 @@
+"""Which step of which episode a call is, when the client does not say so.
+
+A conversation that extends an earlier one is its next step: its messages begin with all that the earlier call saw and
+answered. Each finished call leaves the hash of its messages and its answer; a new call hashes its own beginnings and
+looks for the longest that is known. What comes after that beginning (results of tools, the user's next words) is what
+the earlier step saw next.
+
+It never guesses: histories that differ in what was said (a system prompt with the time of day) are different
+conversations. Two conversations with the same words so far cannot be told apart, and each is continued once, the older
+first; a conversation that is continued a second time has forked, and the fork is a new episode. Names that clients give
+are kept apart by agent and key, so no one's call lands in another's episode. Memory is bounded: the least recently used
+are forgotten, and a forgotten conversation begins a new episode.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from relive.experience import new_episode_id
+from relive.gateway.dialects.reader import dictionaries, parse
+from relive.gateway.dialects.responses import as_messages
+from relive.storage.codec import encode_json
+
+_MOST_ALIKE = 64
+"""Conversations with the same words so far that are remembered."""
+_SORTED = msgspec.json.Encoder(order="sorted")
+_PARTS_LEFT_OUT = ("thinking", "redacted_thinking", "reasoning")
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Where a call belongs.
+
+    Attributes:
+        episode_id: The episode.
+        step: The position in it, from 0.
+        previous: Uid of the step before, whose next state is now known; ``None``: none, or not for certain.
+        new_messages: How many messages at the end the step before has not seen; 0: not known.
+    """
+
+    episode_id: str
+    step: int
+    previous: bytes | None = None
+    new_messages: int = 0
+
+
+class _Node(msgspec.Struct, frozen=True):
+    episode_id: str
+    step: int
+    uid: bytes
+
+
+class Conversations:
+    """Remembers conversations of the past.
+
+    Args:
+        capacity: How many calls are remembered.
+    """
+
+    def __init__(self, capacity: int = 20_000) -> None:
+        self._capacity = capacity
+        self._ends: OrderedDict[bytes, tuple[_Node, ...]] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], _Node] = OrderedDict()
+        self._episodes: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._ends) + len(self._responses) + len(self._episodes)
+
+    def place(
+        self,
+        scope: str,
+        messages: Sequence[Any] | None,
+        *,
+        episode_id: str | None = None,
+        step: int | None = None,
+        previous_response: str | None = None,
+    ) -> Step:
+        """The place of a call that begins now.
+
+        Args:
+            scope: Whose call it is; conversations of different scopes never meet.
+            messages: What it sees, as chat messages; ``None``: it is no conversation.
+            episode_id: The episode that the client names; ``None``: it names none.
+            step: The step that the client names.
+            previous_response: The provider's id of the answer that it goes on from.
+        """
+        found, seen = self._find(scope, messages, previous_response, episode_id)
+        if episode_id is None:
+            episode_id = found.episode_id if found else new_episode_id()
+        if step is None:
+            step = max(found.step + 1 if found else 0, self._episodes.get((scope, episode_id), 0))
+        self._remember(self._episodes, (scope, episode_id), step + 1)
+        new = len(messages) - seen if found and messages is not None and seen else 0
+        return Step(episode_id, step, found.uid if found else None, new)
+
+    def next_step(self, scope: str, episode_id: str) -> int | None:
+        """The step that comes next in an episode; ``None``: it is not remembered."""
+        return self._episodes.get((scope, episode_id))
+
+    def goes_on(self, scope: str, episode_id: str, step: int) -> None:
+        """Tells that an episode's next step is at least this one (from the store, after a restart)."""
+        known = self._episodes.get((scope, episode_id), 0)
+        self._remember(self._episodes, (scope, episode_id), max(known, step))
+
+    def ended(
+        self,
+        scope: str,
+        place: Step,
+        uid: bytes,
+        messages: Sequence[Any] | None,
+        action: Any,
+        response_id: str | None = None,
+    ) -> None:
+        """Remembers a call that got its whole answer, so that what extends it can be told.
+
+        Args:
+            scope: Whose call it was.
+            place: Its place.
+            uid: Its row's uid.
+            messages: What it saw.
+            action: What was answered.
+            response_id: The provider's id of the answer.
+        """
+        node = _Node(place.episode_id, place.step, uid)
+        if response_id is not None:
+            self._remember(self._responses, (scope, response_id), node)
+        answer = parse(encode_json(action))
+        if messages is None or not isinstance(answer, dict):
+            return
+        end = _beginnings(scope, [*messages, answer])[-1]
+        self._remember(self._ends, end, (*self._ends.get(end, ()), node)[-_MOST_ALIKE:])
+
+    def _find(
+        self, scope: str, messages: Sequence[Any] | None, previous_response: str | None, episode_id: str | None
+    ) -> tuple[_Node | None, int]:
+        """The step that a call extends, and how many of its messages that step has seen or said."""
+        if previous_response is not None:
+            return self._responses.get((scope, previous_response)), 0
+        if not messages:
+            return None, 0
+        beginnings = _beginnings(scope, messages)
+        for seen in range(len(messages) - 1, 0, -1):
+            end = beginnings[seen - 1]
+            nodes = self._ends.get(end) if _role(messages[seen - 1]) == "assistant" else None
+            if nodes is None:
+                continue
+            node = next((n for n in nodes if episode_id in (None, n.episode_id)), None)
+            if node is None:
+                return None, 0  # continued before: a fork
+            self._ends[end] = tuple(n for n in nodes if n is not node)
+            return node, seen
+        return None, 0
+
+    def _remember(self, memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+        memory[key] = value
+        memory.move_to_end(key)
+        while len(memory) > self._capacity:
+            memory.popitem(last=False)
+
+
+def _beginnings(scope: str, messages: Sequence[Any]) -> list[bytes]:
+    """For each message the hash of everything up to and with it, said in one way whatever the client's spelling."""
+    chain = hashlib.blake2b(scope.encode(errors="replace"), digest_size=16)
+    hashes = []
+    for message in messages:
+        text = _canonical(_essence(message))
+        chain.update(len(text).to_bytes(8, "big"))
+        chain.update(text)
+        hashes.append(chain.copy().digest())
+    return hashes
+
+
+def _canonical(value: Any) -> bytes:
+    try:
+        return _SORTED.encode(value)
+    except (UnicodeEncodeError, ValueError, OverflowError):
+        return encode_json(value)
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _essence(message: Any) -> Any:
+    """What was said in a message, without what clients add, drop or spell differently when they repeat it."""
+    if not isinstance(message, dict):
+        return message
+    output = message.get("output")
+    if isinstance(output, list) and "role" in message:  # an answer of Responses, with its items beside it
+        message = next(iter(as_messages(dictionaries(output)) or [message]), message)
+    calls = [_call(call) for call in dictionaries(message.get("tool_calls"))]
+    return [
+        message.get("role"),
+        _content(message.get("content")),
+        calls,
+        message.get("tool_call_id"),
+        message.get("function_call"),
+    ]
+
+
+def _call(call: dict[str, Any]) -> Any:
+    function = call.get("function")
+    return (
+        [call.get("id"), *(function.get(key) for key in ("name", "arguments"))] if isinstance(function, dict) else call
+    )
+
+
+def _content(content: Any) -> Any:
+    """Blocks as a list without thinking and caching marks; text alone, however wrapped, as a string."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    blocks = [
+        _block(block) for block in content if not (isinstance(block, dict) and block.get("type") in _PARTS_LEFT_OUT)
+    ]
+    texts = [block[1] for block in blocks if isinstance(block, list) and block[0] == "text"]
+    return "".join(texts) if len(texts) == len(blocks) else blocks
+
+
+def _block(block: Any) -> Any:
+    if not isinstance(block, dict):
+        return block
+    if isinstance(block.get("text"), str) and block.get("type") in ("text", "input_text", "output_text"):
+        return ["text", block["text"]]
+    kept = {key: value for key, value in block.items() if key not in {"cache_control", "citations"}}
+    return {**kept, "content": _content(kept["content"])} if "content" in kept else kept
