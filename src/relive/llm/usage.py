@@ -37,11 +37,14 @@ def _of_prompt_and_completion(reported: Mapping[str, Any], *, embedding: bool) -
     if reasoning and prompt is not None and output is not None:
         beside = _count(reported.get("total_tokens")) == prompt + output + reasoning
         output += reasoning if beside else 0
-    if embedding and prompt is not None and output is None:
-        output = 0
+    if embedding:
+        prompt = _first_count(prompt, reported.get("total_tokens"))  # some count only the whole
+        output = 0 if output is None and prompt is not None else output
     return Usage(
         input_tokens=prompt,
-        cached_tokens=_first_count(prompt_details.get("cached_tokens"), reported.get("prompt_cache_hit_tokens")),
+        cached_tokens=_first_count(
+            prompt_details.get("cached_tokens"), reported.get("prompt_cache_hit_tokens"), reported.get("cached_tokens")
+        ),
         cache_write_tokens=_first_count(
             prompt_details.get("cache_write_tokens"), reported.get("cache_creation_input_tokens")
         ),
