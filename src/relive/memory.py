@@ -12,6 +12,7 @@ appended, rewarded or removed before each draw and each write of its own. Invari
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn, Self
@@ -20,24 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer import Batch, BufferStateError, BufferStats, ReplayBuffer, Selector
-from relive.buffer._core import Index
-from relive.buffer.rows import NO_IDS, Changes, Ids
+from relive.buffer.rows import Ids
 from relive.experience import Feedback, Outcome, Transition
-from relive.storage.buffer_state import BufferState, from_bytes, restore_index
 from relive.storage.connection import Durability
 from relive.storage.errors import ClosedStoreError, NotOwnerError
+from relive.storage.owned_buffer import OwnedBuffer
 from relive.storage.protocol import Stored
-from relive.storage.record import Redact, Row
-from relive.storage.rows import DurableRows, Experiences, GoneError
-from relive.storage.sampling import SavedIndex
+from relive.storage.record import Redact
+from relive.storage.rows import GoneError
 from relive.storage.sqlite import SqliteStorage
-from relive.storage.transaction import Transaction
-
-DEFAULT_CAPACITY = 1_000_000
-"""Most experiences kept in a new store for which no capacity is given."""
 
 _TRIES = 16  # draws, when each time another process removed something drawn in that very moment
-_PART = 4096  # experiences looked at together when a sampler wants to see all that is stored
 
 
 def open(  # noqa: A001 - read as `relive.open`
@@ -48,6 +42,8 @@ def open(  # noqa: A001 - read as `relive.open`
     remover: Selector | None = None,
     priority: Callable[[Transition], float] | None = None,
     seed: int | None = 0,
+    max_bytes: int | None = None,
+    max_age: float | None = None,
     readonly: bool = False,
     follower: bool = False,
     durability: Durability = "process",
@@ -58,12 +54,16 @@ def open(  # noqa: A001 - read as `relive.open`
 
     Args:
         path: The file; its folder must exist.
-        capacity: Most experiences kept; ``None``: as many as when it was last opened, else `DEFAULT_CAPACITY`. If it is
+        capacity: Most experiences kept; ``None``: as many as when it was last opened, else 1,000,000. If it is
             less than what is stored, the oldest are removed.
         sampler: What is drawn; ``None``: `Prioritized` with its defaults.
         remover: What leaves when it is full; ``None``: the oldest.
         priority: Rule that gives an experience its raw priority, evaluated again when a reward arrives.
         seed: Seed of a new memory's random stream; a stored one goes on where it was.
+        max_bytes: Most bytes of payloads and tokens, as compressed in the store; what has to leave leaves in the
+            transaction that adds. ``None``: no such limit.
+        max_age: Seconds after which an experience leaves, counted from when it was stored, by the computer's clock: it
+            is never drawn after that. ``None``: no such limit.
         readonly: Only look: nothing is written to the file, nothing is drawn.
         follower: Record, give feedback and look, but leave the drawing to another process.
         durability: ``"process"``: what was added survives ``kill -9``; ``"power"``: it survives power loss too.
@@ -78,13 +78,22 @@ def open(  # noqa: A001 - read as `relive.open`
     try:
         if not (readonly or follower):
             storage.claim()
-        return Memory(storage, capacity=capacity, sampler=sampler, remover=remover, priority=priority, seed=seed)
+        return Memory(
+            storage,
+            capacity=capacity,
+            sampler=sampler,
+            remover=remover,
+            priority=priority,
+            seed=seed,
+            max_bytes=max_bytes,
+            max_age=max_age,
+        )
     except BaseException:
         storage.close()
         raise
 
 
-class Memory(ReplayBuffer):
+class Memory(OwnedBuffer):
     """A `ReplayBuffer` whose experiences are in a store; made by `open`.
 
     Without the ownership of the sampling index (`storage.owns_index`) it records, takes feedback and looks, but does
@@ -97,6 +106,8 @@ class Memory(ReplayBuffer):
         remover: What leaves when it is full.
         priority: Rule for raw priorities.
         seed: Seed of a new memory's random stream.
+        max_bytes: Most bytes.
+        max_age: Most seconds.
 
     Attributes:
         storage: The store.
@@ -111,20 +122,20 @@ class Memory(ReplayBuffer):
         remover: Selector | None = None,
         priority: Callable[[Transition], float] | None = None,
         seed: int | None = 0,
+        max_bytes: int | None = None,
+        max_age: float | None = None,
     ) -> None:
-        self.storage = storage
-        saved = storage.load_index()
-        state = from_bytes(saved.state)
-        if capacity is None:
-            capacity = DEFAULT_CAPACITY if state is None else state.capacity
-        self._durable = DurableRows(storage, lambda ids: self._index.find(ids))
         super().__init__(
-            capacity, storage=self._durable, sampler=sampler, remover=remover, priority=priority, seed=seed
+            storage,
+            capacity=capacity,
+            sampler=sampler,
+            remover=remover,
+            priority=priority,
+            seed=seed,
+            max_bytes=max_bytes,
+            max_age=max_age,
         )
-        self._followed = 0  # change number up to which the index knows what happened
-        self._kept_number = 0  # the same as of the last commit
         if storage.owns_index:
-            self._write(self._restore, follow=False).result()
             self.follow()
 
     # ---- Adding
@@ -181,7 +192,8 @@ class Memory(ReplayBuffer):
             NotOwnerError: this memory does not own the sampling index.
         """
         self._require_owner()
-        if self.storage.change_number() != self._followed:
+        expired = self._expiry is not None and time.time_ns() // 1000 > self._expiry
+        if expired or self.storage.change_number() != self._followed:
             self._write(lambda _: None).result()
 
     # ---- What becomes known later
@@ -317,157 +329,6 @@ class Memory(ReplayBuffer):
             BufferStateError: always.
         """
         raise BufferStateError("A memory keeps its state in its file; copy the file with `relive backup` instead.")
-
-    # ---- Inside a transaction
-
-    def _write(
-        self, call: Callable[[Transaction], Any], encoded: Sequence[Row] = (), *, follow: bool = True
-    ) -> "Future[Any]":
-        """Has `call` run by the writer, under the buffer's lock, after the index was brought up to date."""
-
-        def act(transaction: Transaction) -> Any:
-            self._lock.acquire()
-            transaction.on_end(self._ended)
-            was_ring = self._index.is_ring
-            news = self._news(transaction) if follow else None
-            self._durable.begin(transaction, encoded, news)
-            if news is not None:
-                self._apply_news(news)
-            result = call(transaction)
-            self._durable.note_added()
-            if was_ring and not self._index.is_ring:
-                self._durable.note_free_stack(self._index.free_slots())
-            if follow:
-                self._followed = transaction.number
-            self._durable.save(self._state().to_bytes())
-            return result
-
-        return self.storage.write(act, len(encoded) or 1)
-
-    def _ended(self, committed: bool) -> None:
-        """After the commit or the rollback; once for each act of the transaction."""
-        try:
-            touched = self._durable.end()
-            if committed:
-                self._kept_number = self._followed
-            else:
-                self._followed = self._kept_number
-                if touched:
-                    self._reload()
-        finally:
-            self._lock.release()
-
-    def _news(self, transaction: Transaction) -> Changes | None:
-        """What others did since the index was last brought up to date."""
-        if transaction.number == self._followed:
-            return None
-        found = transaction.changes(self._followed)
-        if found.complete:
-            inserted, removed, rewarded = (
-                np.array(ids, np.int64) for ids in (found.added, found.removed, found.rewarded)
-            )
-            inserted = inserted[inserted >= self._index.next_id]
-        else:  # too long ago for the store to know: compare all
-            known, stored = self._index.ids(), transaction.ids()
-            removed = np.setdiff1d(known, stored, assume_unique=True)
-            inserted = stored[stored >= self._index.next_id]
-            rewarded = np.intersect1d(known, stored, assume_unique=True)
-        return Changes(
-            evicted=removed,
-            inserted=inserted,
-            inserted_priorities=transaction.asked_priorities(inserted),
-            rewarded=NO_IDS if self._priority_rule is None else rewarded,
-        )
-
-    def _apply_news(self, news: Changes) -> None:
-        self._durable.note_gone(np.unique(news.evicted))
-        ReplayBuffer.follow(self)
-        self._durable.note_taken(news.inserted, self._index.priorities(news.inserted))
-
-    def _state(self) -> BufferState:
-        return BufferState(
-            capacity=self._capacity,
-            ring=self._index.is_ring,
-            free_rank=self._durable.free_rank,
-            next_id=self._index.next_id,
-            random=[int(word) for word in self._index.random_state],
-            followed=self._followed,
-            sampler=(type(self._sampler).__name__, self._sampler.state_dict()),
-            remover=(type(self._remover).__name__, self._remover.state_dict()),
-            counters={
-                "added": self._added,
-                "evicted": self._evicted,
-                "sampled": self._sampled,
-                "stale_updates": self._stale_updates,
-            },
-        )
-
-    # ---- Loading
-
-    def _restore(self, transaction: Transaction) -> None:
-        """Takes up the index where its last owner left it."""
-        saved = transaction.load_index()
-        state = from_bytes(saved.state)
-        if state is None:
-            return
-        self._count(state)
-        if state.capacity != self._capacity or not restore_index(self._index, saved, state):
-            self._lay_out_anew(transaction, saved)
-        self._tell_selectors(transaction.read)
-        self._index.random_state = state.random
-        for selector, (name, own_state) in ((self._sampler, state.sampler), (self._remover, state.remover)):
-            if type(selector).__name__ == name:
-                selector.load_state_dict(own_state)
-
-    def _reload(self) -> None:
-        """Undoes in the index what was rolled back in the store. The random stream and the selectors go on."""
-        random = self._index.random_state
-        self._index = self._view.index = Index(self._capacity, self._index.alpha, 0)
-        self._followed = self._kept_number = 0
-        saved = self.storage.load_index()
-        state = from_bytes(saved.state)
-        if state is not None and restore_index(self._index, saved, state):
-            self._count(state)
-            self._tell_selectors(self.storage.read)
-        self._index.random_state = random
-
-    def _count(self, state: BufferState) -> None:
-        self._added = state.counters["added"]
-        self._evicted = state.counters["evicted"]
-        self._sampled = state.counters["sampled"]
-        self._stale_updates = state.counters["stale_updates"]
-        self._followed = self._kept_number = state.followed
-        self._durable.free_rank = state.free_rank
-
-    def _lay_out_anew(self, transaction: Transaction, saved: SavedIndex) -> None:
-        """Fills the empty index in the order of ids, for another capacity; the oldest leave if there are too many."""
-        taken = np.flatnonzero((saved.ids > 0) & np.isin(saved.ids, transaction.ids()))
-        order = taken[np.argsort(saved.ids[taken])]
-        surplus = max(0, len(order) - self._capacity)
-        transaction.evict(saved.ids[order[:surplus]].tolist())
-        self._evicted += surplus
-        ids, priorities = saved.ids[order[surplus:]], saved.priorities[order[surplus:]].astype(np.float64)
-        transaction.clear_index()
-        self._durable.free_rank = 0
-        self._index.replace(NO_IDS, ids, priorities)
-        self._durable.note_taken(ids, priorities)
-
-    def _tell_selectors(self, read: Callable[[Ids], list[Stored | None]]) -> None:
-        """Tells the selectors that keep state of their own all that is stored."""
-        for selector in self._followers:
-            selector.reset()
-        if not self._followers:
-            return
-        ids = self._index.ids()
-        for start in range(0, len(ids), _PART):
-            stored = [one for one in read(ids[start : start + _PART]) if one is not None]
-            here = np.array([one.id for one in stored], np.int64)
-            for selector in self._followers:
-                selector.insert(here, self._index.priorities(here), Experiences(stored))
-            gone = np.setdiff1d(ids[start : start + _PART], here)
-            if len(gone):  # removed by another process since the index was saved
-                self._durable.note_gone(gone)
-                self._index.replace(gone, NO_IDS, None)
 
     def _require_owner(self) -> None:
         if self.storage.owns_index:

@@ -87,6 +87,16 @@ def waiting_for(connection: apsw.Connection, first: int, last: int) -> list[int]
     return sorted(set(ids))
 
 
+def all_with_feedback(connection: apsw.Connection) -> list[int]:
+    """Ids of all stored experiences that anything was fed back about, increasing."""
+    rows = fetch(
+        connection,
+        """SELECT e.id FROM feedback f JOIN experience e ON e.id = f.experience_id
+        UNION SELECT e.id FROM feedback f JOIN experience e ON e.episode_id = f.episode_id ORDER BY 1""",
+    )
+    return [row[0] for row in rows]
+
+
 def settle(connection: apsw.Connection, ids: list[int]) -> None:
     """Brings reward and outcome of these experiences in line with the feedback now stored."""
     if not ids:

@@ -1,11 +1,12 @@
 """The durable store in one SQLite file: what a process does with it. See `protocol` for what every store promises."""
 
 import atexit
+import math
 import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from relive.experience import Feedback, Transition
 from relive.storage import dictionaries, record, sampling, schema
 from relive.storage import feedback as feedback_rule
 from relive.storage.codec import Compressor, encode_json
-from relive.storage.connection import BUSY_TIMEOUT, Durability, check_path, connect, errors_of, prepare
+from relive.storage.connection import BUSY_TIMEOUT, Durability, check_path, connect, errors_of, immediate, prepare
 from relive.storage.dictionaries import Trainer
 from relive.storage.errors import ReadOnlyStoreError
 from relive.storage.owner import Claim
@@ -91,7 +92,7 @@ class SqliteStorage(StoreReads, Forkable):
         self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
         self._claim = Claim(self.path)
         self._origin = secrets.randbits(62)
-        self._writer = Writer(self._begin, self.path)
+        self._writer = Writer(self._begin, self._pool.writing, self.path)
         self._closed = False
         watch(self)
         _open_stores.add(self)
@@ -220,6 +221,28 @@ class SqliteStorage(StoreReads, Forkable):
         wanted = list(ids)
         return int(self.write(lambda transaction: transaction.evict(wanted)).result())
 
+    def set_reward_rule(self, weights: Mapping[str, float] | None = None, success_at: float | None = None) -> int:
+        """Sets how feedback makes the reward (see `relive.storage.feedback`), for all processes, and applies it.
+
+        Args:
+            weights: Weight of each key; keys not named have weight 1. ``None``: as they are.
+            success_at: The least reward that counts as success. ``None``: as it is.
+
+        Returns:
+            How many experiences have feedback, and were settled anew.
+
+        Raises:
+            InvalidExperienceError: a number is not finite.
+        """
+        settings: dict[str, Any] = {}
+        if weights is not None:
+            settings["reward_weights"] = {key: float(weight) for key, weight in weights.items()}
+        if success_at is not None:
+            settings["success_at"] = float(success_at)
+        if not all(math.isfinite(n) for n in [*settings.get("reward_weights", {}).values(), success_at or 0.0]):
+            raise InvalidExperienceError("Weights and success_at must be finite numbers.")
+        return int(self.write(lambda transaction: transaction.set_reward_rule(settings)).result())
+
     # -- the sampling index ---------------------------------------------------------------------------------------
 
     def set_priorities(self, ids: Sequence[int] | npt.NDArray[np.int64], priorities: Sequence[float]) -> int:
@@ -280,6 +303,24 @@ class SqliteStorage(StoreReads, Forkable):
         if not self.readonly:
             self._writer.submit(lambda _: None).result()
 
+    def compact(self) -> int:
+        """Gives free pages back to the disk and merges the text index; returns by how many bytes the file shrank.
+
+        Other processes can read meanwhile; writes wait. It needs as much free space as the store takes.
+        """
+        self._check_writable()
+
+        def act(connection: apsw.Connection) -> int:
+            before = self.path.stat().st_size
+            with immediate(connection):
+                sampling.fold(connection)
+                connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return before - self.path.stat().st_size
+
+        return int(self._writer.submit_alone(act).result())
+
     def close(self) -> None:
         """Writes what is pending and lets go of the file; a second call does nothing."""
         if self._closed:
@@ -314,7 +355,7 @@ class SqliteStorage(StoreReads, Forkable):
     def after_fork_in_child(self) -> None:
         """Starts with an empty queue and no connection; the ownership of the index stays with the parent."""
         self._pool.child()
-        self._writer = Writer(self._begin, self.path)
+        self._writer = Writer(self._begin, self._pool.writing, self.path)
         self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
         self._claim.forget()
         self._origin = secrets.randbits(62)

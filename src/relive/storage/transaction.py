@@ -2,10 +2,11 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import apsw
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -60,6 +61,11 @@ class Transaction:
     def rows(self) -> int:
         """How many experiences are stored now."""
         return int(self._rows)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of all payloads and tokens now."""
+        return int(self._bytes)
 
     @property
     def number(self) -> int:
@@ -147,6 +153,32 @@ class Transaction:
             feedback_rule.settle(self.connection, ids)
             self._note_ids(REWARDED, np.array(ids, np.int64))
         return len(ids)
+
+    def set_reward_rule(self, settings: Mapping[str, Any]) -> int:
+        """Changes the settings of the reward rule and settles all that has feedback; returns how many that were."""
+        self.connection.executemany(
+            "INSERT OR REPLACE INTO setting VALUES (?, ?)",
+            [(name, msgspec.json.encode(value).decode()) for name, value in settings.items()],
+        )
+        ids = feedback_rule.all_with_feedback(self.connection)
+        if ids:
+            feedback_rule.settle(self.connection, ids)
+            self._note_ids(REWARDED, np.array(ids, np.int64))
+        return len(ids)
+
+    def expired(self, before: int) -> list[int]:
+        """Ids of what was stored before a time (microseconds since 1970 UTC): the oldest, as times rise with ids."""
+        expired: list[int] = []
+        for number, stored_at in self.connection.execute("SELECT id, stored_at FROM experience ORDER BY id"):
+            if stored_at >= before:
+                break
+            expired.append(number)
+        return expired
+
+    def oldest(self) -> int | None:
+        """When the oldest experience was stored, in microseconds since 1970 UTC; ``None``: there is none."""
+        oldest: int | None = self.connection.execute("SELECT stored_at FROM experience ORDER BY id LIMIT 1").get
+        return oldest
 
     def set_next_state(self, number: int, text: bytes) -> bool:
         """Keeps the next state (JSON text) of an experience that has none; False: it is gone or has one already."""

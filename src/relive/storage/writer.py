@@ -29,11 +29,13 @@ class Write(NamedTuple):
         act: Does it; what it returns is the future's result.
         rows: How many rows it counts for.
         future: Gets the result once it is committed.
+        alone: Given in place of `act` by what must run outside any transaction, with nobody else's writes.
     """
 
-    act: Callable[[Transaction], Any]
+    act: Callable[[Transaction], Any] | None
     rows: int
     future: "Future[Any]"
+    alone: Callable[[apsw.Connection], Any] | None = None
 
 
 class Writer:
@@ -41,11 +43,13 @@ class Writer:
 
     Args:
         begin: Starts a write transaction, waiting for the lock; called in the writer's thread.
+        connection: Gives the connection for writing; called in the writer's thread.
         path: Of the store, for error messages.
     """
 
-    def __init__(self, begin: Callable[[], Transaction], path: Path) -> None:
+    def __init__(self, begin: Callable[[], Transaction], connection: Callable[[], apsw.Connection], path: Path) -> None:
         self._begin = begin
+        self._connection = connection
         self._path = path
         self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._room = threading.Condition()
@@ -65,7 +69,13 @@ class Writer:
         Raises:
             ClosedStoreError: the store is closed.
         """
-        future: Future[Any] = Future()
+        return self._put(Write(act, rows, Future()))
+
+    def submit_alone(self, call: Callable[[apsw.Connection], Any]) -> "Future[Any]":
+        """Queues something that SQLite does outside transactions only, such as VACUUM."""
+        return self._put(Write(None, 1, Future(), call))
+
+    def _put(self, write: Write) -> "Future[Any]":
         with self._room:
             while self._pending >= MOST_PENDING and not self._closed:
                 self._room.wait()
@@ -74,9 +84,9 @@ class Writer:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="relive-writer", daemon=True)
                 self._thread.start()
-            self._pending += rows
-            self._queue.put(Write(act, rows, future))
-        return future
+            self._pending += write.rows
+            self._queue.put(write)
+        return write.future
 
     def close(self) -> None:
         """Writes what is queued and ends the thread; a second call does nothing."""
@@ -90,19 +100,24 @@ class Writer:
             thread.join()
 
     def _run(self) -> None:
+        following: Write | None = None  # taken from the queue already, to be done next
         last = False
         while not last:
-            first = self._queue.get()
+            first = following or self._queue.get()
+            following = None
             if first is None:
                 return
             taken, rows = [first], first.rows
-            while rows < MOST_ROWS:
+            while rows < MOST_ROWS and first.alone is None:
                 try:
                     write = self._queue.get_nowait()
                 except queue.Empty:
                     break
                 if write is None:
                     last = True
+                    break
+                if write.alone is not None:
+                    following = write
                     break
                 taken.append(write)
                 rows += write.rows
@@ -129,10 +144,12 @@ class Writer:
             write.future.set_result(result)
 
     def _attempt(self, batch: list[Write]) -> list[Any]:
+        if batch[0].alone is not None:
+            return [batch[0].alone(self._connection())]
         transaction = self._begin()
         committed = False
         try:
-            results = [write.act(transaction) for write in batch]
+            results = [write.act(transaction) for write in batch if write.act is not None]
             transaction.finish()
             transaction.connection.execute("COMMIT")
             committed = True
