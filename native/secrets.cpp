@@ -236,10 +236,13 @@ std::size_t skip_backslashes(Text text, std::size_t at) {
   return at;
 }
 
-// Skips what may stand behind a name: quotes, and the backslashes of JSON inside text.
+// Skips what may stand behind a name: quotes, each with the backslashes of JSON inside text.
 std::size_t skip_quotes(Text text, std::size_t at) {
-  const std::size_t limit = std::min(text.size(), at + kMostBackslashes);
-  while (at < limit && (text[at] == '\\' || is(text[at], kQuote))) ++at;
+  for (int i = 0; i < 4; ++i) {
+    const std::size_t quote = skip_backslashes(text, at);
+    if (quote >= text.size() || !is(text[quote], kQuote)) break;
+    at = quote + 1;
+  }
   return at;
 }
 
@@ -279,9 +282,11 @@ bool looks_random(Text text) {
 
 bool find_prefix(Text text, std::size_t start, const Prefix& key, Find& find) {
   if (!starts_with(text, start, key.prefix) || !begins(text, start)) return false;
-  if (key.prefix == "AIza" && start && (text[start - 1] == '/' || text[start - 1] == '+') && start >= 2 &&
-      is(text[start - 2], kAlnum))
-    return false;  // inside Base64
+  if (key.prefix == "AIza" && start && (text[start - 1] == '/' || text[start - 1] == '+')) {
+    std::size_t before = start;  // inside Base64, of which any four letters may be part?
+    while (before && start - before < 16 && is(text[before - 1], kAlnum | kCredential)) --before;
+    if (start - before == 16 && run(text, start, kAlnum, 64) - start > 39) return false;
+  }
   const std::size_t tail = start + key.prefix.size();
   const std::size_t end = run(text, tail, key.tail, 4096);
   const std::size_t length = end - tail;
@@ -359,10 +364,15 @@ bool value_follows(Text text, std::size_t at, bool cookie, std::size_t least) {
   const std::size_t quote = skip_backslashes(text, at);
   const bool quoted = quote < text.size() && is(text[quote], kQuote);
   if (quoted) at = quote + 1;
-  if (at >= text.size() || (quoted && is(text[at], kQuote)) || starts_with(text, at, "[redacted:")) return false;
+  if (at >= text.size() || (quoted && text[at] == text[quote]) || starts_with(text, at, "[redacted:")) return false;
   if (!quoted && (std::memchr(",;}])&", text[at], 6) != nullptr || is_nothing(text, at))) return false;
   if (!quoted && (text[at] == '{' || text[at] == '[')) return cookie || text[at] == '[';
-  return run(text, at, kVisible, least) - at >= least;
+  for (std::size_t i = 0; i < least; ++i) {
+    if (at + i >= text.size() || !is(text[at + i], kVisible | kQuote)) return false;
+    if (is(text[at + i], kQuote) && (!quoted || text[at + i] == text[quote])) return false;
+    if (quoted && text[at + i] == '\\') return true;  // an escape: the value may well hold quotes
+  }
+  return true;
 }
 
 bool is_header(Text text, std::size_t start, std::size_t end) {
