@@ -13,6 +13,7 @@ How values survive, exactly:
 
 import json
 import threading
+import zlib
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import zstandard
 
 from relive.errors import InvalidExperienceError
 from relive.experience import TokenTrace
+from relive.storage.errors import DamagedStoreError
 
 PLAIN = 0
 """Codec of a body that is the JSON text itself."""
@@ -34,6 +36,7 @@ _SMALLEST_COMPRESSED = 64  # bytes; below, the frame's header outweighs what it 
 _MOST_DIGITS = 4300  # Python refuses longer ones in int(): converting them is quadratic
 
 _HAS_LOGPROBS, _HAS_VERSIONS = 1, 2
+_CRC = 4  # bytes
 
 
 class TraceRow(NamedTuple):
@@ -90,12 +93,12 @@ class Compressor:
     def __init__(self, dictionary: tuple[int, bytes] | None = None) -> None:
         """Args: dictionary: its codec number and bytes, used from now on; ``None``: none is trained yet."""
         self.codec = ZSTD
-        self._compressor = zstandard.ZstdCompressor(level=LEVEL)
+        self._compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
         if dictionary is not None:
             self.codec = dictionary[0]
             trained = zstandard.ZstdCompressionDict(dictionary[1])
             trained.precompute_compress(level=LEVEL)
-            self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=trained)
+            self._compressor = zstandard.ZstdCompressor(level=LEVEL, dict_data=trained, write_checksum=True)
 
     def __call__(self, text: bytes) -> tuple[int, bytes]:
         """The codec number and the body for a payload's JSON text."""
@@ -132,7 +135,10 @@ class Decompressor:
 
 
 def encode_trace(trace: TokenTrace) -> TraceRow:
-    """The columns of a token trace; arrays are little-endian, versions run-length encoded as (version, count) pairs."""
+    """The columns of a token trace; arrays are little-endian, versions run-length encoded as (version, count) pairs.
+
+    The body ends with its own CRC-32: arrays look right whatever happened to their bytes.
+    """
     parts = 0
     body = [trace.token_ids.astype("<i4").tobytes(), trace.mask.astype("u1").tobytes()]
     if trace.logprobs is not None:
@@ -144,22 +150,31 @@ def encode_trace(trace: TokenTrace) -> TraceRow:
         counts = np.diff(starts, append=len(trace.versions))
         body.append(np.stack([trace.versions[starts], counts], axis=1).astype("<i4").tobytes())
     tokenizer = None if trace.tokenizer is None else clean_text(trace.tokenizer)
-    return TraceRow(len(trace.token_ids), parts, trace.temperature, trace.top_p, tokenizer, b"".join(body))
+    joined = b"".join(body)
+    joined += zlib.crc32(joined).to_bytes(_CRC, "little")
+    return TraceRow(len(trace.token_ids), parts, trace.temperature, trace.top_p, tokenizer, joined)
 
 
 def decode_trace(row: TraceRow) -> TokenTrace:
-    """The token trace of its columns."""
+    """The token trace of its columns.
+
+    Raises:
+        DamagedStoreError: the body is not what was written.
+    """
+    content = row.body[:-_CRC]
+    if zlib.crc32(content) != int.from_bytes(row.body[-_CRC:], "little"):
+        raise DamagedStoreError("The tokens of an experience are damaged; `relive check` says what else is.")
     length, at = row.length, 5 * row.length
     logprobs = versions = None
     if row.parts & _HAS_LOGPROBS:
-        logprobs = np.frombuffer(row.body, "<f4", length, at)
+        logprobs = np.frombuffer(content, "<f4", length, at)
         at += 4 * length
     if row.parts & _HAS_VERSIONS:
-        runs = np.frombuffer(row.body, "<i4", -1, at).reshape(-1, 2)
+        runs = np.frombuffer(content, "<i4", -1, at).reshape(-1, 2)
         versions = np.repeat(runs[:, 0], runs[:, 1])
     return TokenTrace(
-        token_ids=np.frombuffer(row.body, "<i4", length),
-        mask=np.frombuffer(row.body, "u1", length, 4 * length),
+        token_ids=np.frombuffer(content, "<i4", length),
+        mask=np.frombuffer(content, "u1", length, 4 * length),
         logprobs=logprobs,
         versions=versions,
         temperature=row.temperature,
