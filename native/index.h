@@ -28,10 +28,16 @@ struct Draw {
   double* weights;
 };
 
+enum class Drawing {
+  kStratified = 0,   // one from each of `count` equal shares of the total
+  kIndependent = 1,  // each from the whole total
+  kDistinct = 2,     // no item twice: each from the total of those not drawn yet
+};
+
 struct DrawRule {
+  Drawing drawing;
   double beta;       // exponent of the importance weights
   bool over_buffer;  // weights over the largest in the buffer instead of the largest in the batch
-  bool stratified;   // one draw from each of `count` equal shares of the total
 };
 
 class Index {
@@ -123,6 +129,7 @@ class Index {
   // Adds one item, in place of the oldest where the buffer is full, and returns its id; a negative priority means none.
   // The priority must not be NaN, infinite or too large.
   int64_t push(double priority) {
+    if (size() == capacity_) evict(slots_.oldest(1).data(), 1);
     float leaf;
     if (priority < 0.0) {
       leaf = default_leaf();
@@ -130,17 +137,29 @@ class Index {
       to_leaves(&priority, 1);
       leaf = leaves_[0];
     }
-    if (size() == capacity_) erase(slots_.oldest(1).data(), 1);
     const int64_t id = slots_.next_id();
-    tree_.write(slots_.insert(id), leaf);
+    work_.assign(1, slots_.insert(id));
+    tree_.write(work_.data(), &leaf, 1);
+    refresh_evicted();
     return id;
   }
+
+  // Adds `count` <= capacity items with the default priority, in place of the oldest; their slots are in new_slots().
+  void extend(int64_t count) {
+    const int64_t excess = size() + count - capacity_;
+    const std::vector<int64_t> victims = excess > 0 ? slots_.oldest(excess) : std::vector<int64_t>();
+    std::vector<int64_t> ids(static_cast<size_t>(count));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = slots_.next_id() + static_cast<int64_t>(i);
+    replace(victims.data(), static_cast<int64_t>(victims.size()), ids.data(), count, nullptr);
+  }
+
+  const int64_t* new_slots() const { return work_.data(); }
 
   // Takes `victims` out (each stored, none twice), then puts `ids` in (increasing, from next_id() on, no more than there
   // is room for). `priorities` null: each gets the largest live one. Priorities must not be bad.
   void replace(const int64_t* victims, int64_t victim_count, const int64_t* ids, int64_t count,
                const double* priorities) {
-    if (victim_count > 0) erase(victims, victim_count);
+    if (victim_count > 0) evict(victims, victim_count);
     if (priorities != nullptr) {
       to_leaves(priorities, count);
     } else {
@@ -149,6 +168,7 @@ class Index {
     work_.resize(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) work_[static_cast<size_t>(i)] = slots_.insert(ids[i]);
     tree_.write(work_.data(), leaves_.data(), count);
+    refresh_evicted();
   }
 
   // Sets the priorities of those ids that are still stored, and returns how many; of an id named twice the last counts.
@@ -171,23 +191,19 @@ class Index {
 
   // ---- Draws.
 
-  // Draws `count` items in proportion to their leaves, with replacement; where fewer can be drawn, each of those once, by
-  // increasing id. Returns how many were written. O(count log16 capacity).
+  // Draws `count` items in proportion to their leaves; where fewer can be drawn, each of those once, by increasing id.
+  // Returns how many were written. O(count log16 capacity).
   int64_t draw(int64_t count, const DrawRule& rule, const Draw& out) {
     if (drawable() < count) {
       count = draw_all(out);
+    } else if (rule.drawing == Drawing::kDistinct) {
+      draw_distinct(count, out);
     } else if (alpha_ == 0.0 && slots_.is_ring() && drawable() == size()) {
       for (int64_t i = 0; i < count; ++i) {
         out.slots[i] = slots_.ring_slot(static_cast<int64_t>(random_.below(static_cast<uint64_t>(size()))));
       }
     } else {
-      // The masses may lie in the output: they are used up before anything else is written there.
-      const double share = total() / static_cast<double>(count);
-      for (int64_t i = 0; i < count; ++i) {
-        const double u = random_.uniform();
-        out.weights[i] = rule.stratified ? (static_cast<double>(i) + u) * share : u * total();
-      }
-      tree_.locate(out.weights, count, out.slots);
+      draw_slots(count, rule.drawing == Drawing::kStratified, out.weights, out.slots);
     }
     weigh(count, rule, out);
     return count;
@@ -223,12 +239,54 @@ class Index {
     }
   }
 
-  void erase(const int64_t* ids, int64_t count) {
-    work_.resize(static_cast<size_t>(count));
-    for (int64_t i = 0; i < count; ++i) work_[static_cast<size_t>(i)] = slots_.find(ids[i]);
+  // Takes ids out. The sums above them stay as they were until refresh_evicted(), or until their slots are taken again,
+  // as they are in a full ring.
+  void evict(const int64_t* ids, int64_t count) {
+    evicted_.resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t slot = slots_.find(ids[i]);
+      evicted_[static_cast<size_t>(i)] = slot;
+      tree_.clear_leaf(slot);
+    }
     slots_.erase(ids, count);
-    leaves_.assign(static_cast<size_t>(count), 0.0f);
-    tree_.write(work_.data(), leaves_.data(), count);
+  }
+
+  void refresh_evicted() {
+    if (evicted_.size() > work_.size() || !std::equal(evicted_.begin(), evicted_.end(), work_.begin())) {
+      tree_.refresh(evicted_.data(), static_cast<int64_t>(evicted_.size()));
+    }
+    evicted_.clear();
+  }
+
+  void draw_slots(int64_t count, bool stratified, double* masses, int64_t* slots) {
+    const double all = total();
+    const double share = all / static_cast<double>(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const double u = random_.uniform();
+      masses[i] = stratified ? (static_cast<double>(i) + u) * share : u * all;
+    }
+    tree_.locate(masses, count, slots);
+  }
+
+  // Draws of which repeated ones are dropped are successive draws without replacement. Each round takes what it drew out
+  // of the tree, so that the next draws from the rest and every round brings at least one; at the end the leaves return.
+  void draw_distinct(int64_t count, const Draw& out) {
+    std::vector<float> leaves(static_cast<size_t>(count));
+    int64_t drawn = 0;
+    while (drawn < count) {
+      const int64_t start = drawn;
+      draw_slots(count - drawn, false, out.weights, out.slots + drawn);
+      for (int64_t i = start; i < count; ++i) {
+        const int64_t slot = out.slots[i];
+        const float leaf = tree_.leaf(slot);
+        if (leaf == 0.0f) continue;  // drawn before
+        tree_.clear_leaf(slot);
+        leaves[static_cast<size_t>(drawn)] = leaf;
+        out.slots[drawn++] = slot;
+      }
+      tree_.refresh(out.slots + start, drawn - start);
+    }
+    tree_.write(out.slots, leaves.data(), count);
   }
 
   int64_t draw_all(const Draw& out) {
@@ -265,6 +323,7 @@ class Index {
   std::vector<double> powers_;
   std::vector<float> leaves_;
   std::vector<int64_t> work_;
+  std::vector<int64_t> evicted_;
 };
 
 }  // namespace relive

@@ -1,7 +1,9 @@
 // Python's view of the native core. Arrays come as NumPy arrays of exactly the stated type; relive.buffer checks and
-// converts what users give. Every call holds the interpreter's lock, so each is whole to other threads.
+// converts what users give. Every call holds the interpreter's lock, so each is whole to other threads (only ArrayRows
+// may run Python code in between, to convert a value, and it does so before its first write).
 #include <array>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -11,7 +13,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include "array_rows.h"
 #include "index.h"
 
 namespace nb = nanobind;
@@ -44,7 +48,30 @@ static std::vector<int64_t> find(const Index& index, const In<int64_t>& ids) {
   return slots;
 }
 
+// The head of a block that a draw fills; the fields of array rows follow it.
+static constexpr int64_t kHeadBytes = 4 * 8;  // ids, slots, probabilities and weights, for each item
+
+static int64_t draw(Index& index, const nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>& block, int64_t count,
+                    Drawing drawing, double beta, bool over_buffer, const ArrayRows* rows) {
+  std::vector<int64_t> offsets{kHeadBytes * count};
+  if (rows != nullptr) offsets = rows->layout(kHeadBytes * count, count);
+  if (count < 0 || static_cast<int64_t>(block.nbytes()) < offsets.back()) {
+    throw nb::value_error("the block is too small for the draw");
+  }
+  auto* words = static_cast<int64_t*>(block.data());
+  const Draw out{words, words + count, reinterpret_cast<double*>(words + 2 * count),
+                 reinterpret_cast<double*>(words + 3 * count)};
+  const int64_t drawn = index.draw(count, {drawing, beta, over_buffer}, out);
+  if (rows != nullptr) rows->gather(out.slots, drawn, reinterpret_cast<char*>(words), offsets);
+  return drawn;
+}
+
 static void bind_index(nb::module_& m) {
+  nb::enum_<Drawing>(m, "Drawing")
+      .value("STRATIFIED", Drawing::kStratified, "One from each of B equal shares of the total.")
+      .value("INDEPENDENT", Drawing::kIndependent, "Each from the whole total.")
+      .value("DISTINCT", Drawing::kDistinct, "No item twice.");
+
   nb::class_<Index>(m, "Index", "Stored ids, their slots and priorities, and draws among them.")
       .def(nb::init<int64_t, double, uint64_t>(), "capacity"_a, "alpha"_a, "seed"_a)
       .def_prop_ro("capacity", &Index::capacity)
@@ -91,17 +118,9 @@ static void bind_index(nb::module_& m) {
             return index.update(ids.data(), priorities.data(), length(ids));
           },
           "ids"_a, "priorities"_a, "How many were still stored, or -1 - (position of the first bad priority).")
-      .def(
-          "draw",
-          [](Index& index, const InOut<int64_t>& block, int64_t count, double beta, bool over_buffer,
-             bool stratified) {
-            auto* words = block.data();
-            const Draw out{words, words + count, reinterpret_cast<double*>(words + 2 * count),
-                           reinterpret_cast<double*>(words + 3 * count)};
-            return index.draw(count, {beta, over_buffer, stratified}, out);
-          },
-          "block"_a, "count"_a, "beta"_a, "over_buffer"_a, "stratified"_a,
-          "Fills a block of 4 x count words: ids, slots, then probabilities and weights as float64.")
+      .def("draw", &draw, "block"_a, "count"_a, "drawing"_a, "beta"_a = 0.0, "over_buffer"_a = false,
+           "rows"_a.none() = nullptr,
+           "Fills a block with `count` ids, slots, probabilities and weights (8 bytes each), then the rows' fields.")
       .def(
           "locate",
           [](Index& index, const In<double>& shares) {
@@ -170,11 +189,94 @@ static void bind_index(nb::module_& m) {
           "ids"_a, "slots"_a, "leaves"_a, "free"_a, "ring"_a, "Fills an empty index from a checkpoint.");
 }
 
+static void bind_rows(nb::module_& m) {
+  nb::class_<ArrayRows>(m, "ArrayRows", "Experiences of one fixed shape, as an array of structs.")
+      .def(
+          "__init__",
+          [](ArrayRows* self, int64_t capacity,
+             const std::vector<std::tuple<std::string, std::string, int64_t, std::vector<int64_t>>>& fields,
+             nb::object convert, nb::object refuse) {
+            std::vector<Field> made;
+            for (const auto& [name, kind, item_bytes, shape] : fields) {
+              made.emplace_back(name, kind.at(0), item_bytes, shape);
+            }
+            new (self) ArrayRows(capacity, std::move(made), std::move(convert), std::move(refuse));
+          },
+          "capacity"_a, "fields"_a, "convert"_a, "refuse"_a)
+      .def_prop_ro("nbytes", &ArrayRows::bytes)
+      .def_prop_ro("stride", &ArrayRows::stride, "Bytes of a row, padding included.")
+      .def("layout", &ArrayRows::layout, "head"_a, "count"_a,
+           "Where each field of `count` rows lies behind `head` bytes in a block, and the block's length.")
+      .def(
+          "push",
+          [](ArrayRows& rows, Index& index, const nb::dict& values, double priority) {
+            rows.stage(values);
+            const int64_t id = index.push(priority);
+            rows.commit(index.slots().find(id));
+            return id;
+          },
+          "index"_a, "values"_a, "priority"_a, "Adds one row in place of the oldest; negative: default priority.")
+      .def(
+          "extend",
+          [](ArrayRows& rows, Index& index, const nb::dict& values) {
+            const ArrayRows::Columns columns = rows.columns(values);
+            if (columns.rows() > index.capacity()) return int64_t{-1};
+            index.extend(columns.rows());
+            rows.commit(columns, index.new_slots());
+            return columns.rows();
+          },
+          "index"_a, "values"_a,
+          "Adds columns in place of the oldest rows, with the default priority, and returns how many rows they have; -1 "
+          "when those are more than the capacity, and nothing was done.")
+      .def(
+          "put",
+          [](ArrayRows& rows, const nb::dict& values, const In<int64_t>& slots) {
+            const ArrayRows::Columns columns = rows.columns(values);
+            if (columns.rows() != length(slots)) throw nb::value_error("not one slot for each row");
+            rows.commit(columns, slots.data());
+          },
+          "values"_a, "slots"_a, "Stores columns in the given slots.")
+      .def(
+          "gather",
+          [](const ArrayRows& rows, const In<int64_t>& slots, const InOut<uint8_t>& block) {
+            const std::vector<int64_t> offsets = rows.layout(0, length(slots));
+            if (length(block) < offsets.back()) throw nb::value_error("the block is too small for the rows");
+            rows.gather(slots.data(), length(slots), reinterpret_cast<char*>(block.data()), offsets);
+          },
+          "slots"_a, "block"_a, "Copies rows into a block of layout(0, count).");
+
+  m.def(
+      "take",
+      [](const nb::list& items, const In<int64_t>& slots) {
+        // Random objects lie anywhere in memory: their headers are fetched ahead of the one that is being counted.
+        constexpr int64_t kAhead = 8;
+        PyObject** const all = reinterpret_cast<PyListObject*>(items.ptr())->ob_item;
+        const int64_t* at = slots.data();
+        const int64_t count = length(slots);
+        for (int64_t i = 0; i < count; ++i) {
+          if (at[i] < 0 || at[i] >= static_cast<int64_t>(items.size())) throw nb::index_error("slot out of range");
+          __builtin_prefetch(all + at[i]);
+        }
+        nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(count)));
+        if (!result.is_valid()) throw nb::python_error();
+        for (int64_t i = 0; i < std::min(kAhead, count); ++i) __builtin_prefetch(all[at[i]], 1);
+        for (int64_t i = 0; i < count; ++i) {
+          if (i + kAhead < count) __builtin_prefetch(all[at[i + kAhead]], 1);
+          PyObject* item = all[at[i]];
+          Py_INCREF(item);
+          PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i), item);
+        }
+        return result;
+      },
+      "items"_a, "slots"_a, "The items of a list at these positions.");
+}
+
 }  // namespace relive
 
 NB_MODULE(_core, m) {
   m.doc() = "Native core of relive.buffer.";
   relive::bind_index(m);
+  relive::bind_rows(m);
   m.def("kernels", [] { return relive::kernels().name; }, "Name of the kernels in use.");
   m.def("use_kernels", &relive::use_kernels, "name"_a, "Changes the kernels for the whole process (for tests).");
 }

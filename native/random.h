@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace relive {
@@ -55,7 +56,7 @@ class Random {
   Random split(uint64_t number) const {
     uint64_t mix = number + 1;
     State state;
-    for (size_t i = 0; i < state.size(); ++i) {
+    for (std::size_t i = 0; i < state.size(); ++i) {
       mix ^= state_[i];
       state[i] = splitmix64(mix);
     }

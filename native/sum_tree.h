@@ -1,6 +1,7 @@
 // A sum tree of width 16 over float32 leaves, with the extremes of its leaves.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -36,17 +37,17 @@ class SumTree {
   // O(count log16 capacity), and never more than the whole tree.
   void write(const int64_t* slots, const float* leaves, int64_t count) {
     constexpr int64_t kAhead = 16;
+    for (int64_t i = 0; i < std::min(kAhead, count); ++i) prefetch(slots[i]);
     for (int64_t i = 0; i < count; ++i) {
       if (i + kAhead < count) prefetch(slots[i + kAhead]);
       set_leaf(slots[i], leaves[i]);
     }
-    kernels().refresh(view(), slots, count);
+    refresh(slots, count);
   }
 
-  void write(int64_t slot, float leaf) {
-    set_leaf(slot, leaf);
-    kernels().refresh(view(), &slot, 1);
-  }
+  // The two halves of a write, for slots that are written twice in a row.
+  void clear_leaf(int64_t slot) { set_leaf(slot, 0.0f); }
+  void refresh(const int64_t* slots, int64_t count) { kernels().refresh(view(), slots, count); }
 
   // The slots that hold the given masses of the cumulative sum, each in [0, total]. `masses` is overwritten.
   void locate(double* masses, int64_t count, int64_t* slots) const { kernels().locate(view(), masses, count, slots); }

@@ -90,7 +90,10 @@ def test_a_restored_index_goes_on_like_the_original(capacity, data):
         assert index.find(index.ids()).tolist() == twin.find(twin.ids()).tolist()
         assert index.total == twin.total
         blocks = np.zeros(32, dtype=np.int64), np.zeros(32, dtype=np.int64)
-        counts = [each.draw(block, 8, 0.5, False, True) for each, block in zip((index, twin), blocks, strict=True)]
+        counts = [
+            each.draw(block, 8, _core.Drawing.STRATIFIED, 0.5)
+            for each, block in zip((index, twin), blocks, strict=True)
+        ]
         assert counts[0] == counts[1]
         assert blocks[0].tobytes() == blocks[1].tobytes()
 

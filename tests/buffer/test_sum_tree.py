@@ -23,7 +23,8 @@ def filled(priorities, *, capacity=None, alpha=1.0, seed=0):
 def draw(index, count, beta=0.0, over_buffer=False, stratified=True):
     """ids, probabilities and weights of one draw."""
     block = np.empty(4 * count, dtype=np.int64)
-    n = index.draw(block, count, beta, over_buffer, stratified)
+    drawing = _core.Drawing.STRATIFIED if stratified else _core.Drawing.INDEPENDENT
+    n = index.draw(block, count, drawing, beta, over_buffer)
     floats = block.view(np.float64)
     return block[:n], floats[2 * count : 2 * count + n], floats[3 * count : 3 * count + n]
 

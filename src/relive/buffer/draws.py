@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from relive.buffer._core import Drawing
 from relive.buffer.rows import NO_IDS, Floats, Ids
 from relive.buffer.selector import BufferView
 
@@ -31,7 +32,7 @@ def distinct(view: BufferView, count: int) -> Ids:
         drawn = NO_IDS
         for _ in range(_ROUNDS):
             block = np.empty(4 * 2 * count, dtype=np.int64)
-            got = index.draw(block, 2 * count, 0.0, False, False)
+            got = index.draw(block, 2 * count, Drawing.INDEPENDENT)
             drawn = np.concatenate([drawn, block[:got]])
             _, first = np.unique(drawn, return_index=True)
             if len(first) >= count:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from relive.buffer._core import Drawing
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.rows import Ids
 from relive.buffer.selector import Selection, Selector
@@ -54,11 +55,12 @@ class Prioritized(Selector):
         self.epsilon = float(epsilon)
         self.weights = weights
         self.stratified = stratified
+        self._drawing = Drawing.STRATIFIED if stratified else Drawing.INDEPENDENT
 
     def select(self, count: int) -> Selection:
         """Draws `count` experiences and moves beta on. O(count log N)."""
         block = np.empty(4 * count, dtype=np.int64)
-        drawn = self.view.index.draw(block, count, self.beta, self.weights == "buffer", self.stratified)
+        drawn = self.view.index.draw(block, count, self._drawing, self.beta, self.weights == "buffer")
         self.beta = min(1.0, self.beta + self.beta_increment)
         return _selection(block, count, drawn)
 
@@ -84,7 +86,7 @@ class Uniform(Selector):
     def select(self, count: int) -> Selection:
         """Draws `count` experiences. O(count)."""
         block = np.empty(4 * count, dtype=np.int64)
-        drawn = self.view.index.draw(block, count, 0.0, False, False)
+        drawn = self.view.index.draw(block, count, Drawing.INDEPENDENT)
         return _selection(block, count, drawn)
 
 
