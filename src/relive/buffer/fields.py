@@ -31,8 +31,8 @@ def field(experience: Any, name: str) -> Any:
     return info.get(name) if isinstance(info, Mapping) else None
 
 
-def column(experiences: Any, key: Key) -> Sequence[Any]:
-    """The key of each experience, in order.
+def column(experiences: Any, key: Key) -> Any:
+    """The key of each experience, in order: a list or an array.
 
     Args:
         experiences: A sequence of experiences, or columns: a mapping from names to arrays ``[B, ...]``, or an array of
@@ -80,7 +80,7 @@ def hashable(value: Any) -> Hashable:
         hash(value)
     except TypeError:
         return repr(value)
-    return value  # type: ignore[no-any-return]  # it has just been hashed
+    return value  # type: ignore[no-any-return]  # it was hashed just now
 
 
 def numbers(experiences: Any, key: Key) -> Floats:

@@ -5,6 +5,8 @@ is drawn, given as ``remover=`` what leaves. Its calls come under the buffer's l
 own stream (`BufferView.random`), so that a seed and a checkpoint fix every choice.
 """
 
+# ruff: noqa: ARG002  (the base class passes what only some selectors need)
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,6 +152,19 @@ class Selector:
                     break
                 chosen.setdefault(id_)
         return np.fromiter(chosen, dtype=np.int64, count=len(chosen))
+
+    def admit(self, experiences: Sequence[Any], room: int) -> tuple[list[int], Ids] | None:
+        """As a remover, decides who of the newcomers is added at all and who leaves for them.
+
+        Args:
+            experiences: Newcomers, in order, at most the buffer's capacity.
+            room: How many may be added without anybody leaving.
+
+        Returns:
+            The places of those that are to be added, increasing, and the stored ids that leave. ``None`` (the default):
+            all are added, and `victims` says who leaves.
+        """
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Its own state as JSON values and NumPy arrays, beyond what `insert` tells it again."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer._core import Index
+from relive.buffer.fields import rows
 from relive.buffer.rows import NO_IDS, Floats, Ids
 from relive.buffer.selector import BufferView, Selection, Selector
 from relive.buffer.slot_array import SlotArray
@@ -68,6 +69,38 @@ class Subset(BufferView):
             yield
         finally:
             self.whole.index.random_state = self.index.random_state
+
+    def clear(self) -> None:
+        """Lets all members go."""
+        self.index = Index(64, self.index.alpha, 0)
+        self._local.clear()
+        self._real.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who is a member, and in which slot: what the next draws depend on."""
+        index = self.index
+        ids = index.ids()
+        return {
+            "capacity": index.capacity,
+            "real": self.real(ids),
+            "ids": ids,
+            "slots": index.find(ids),
+            "leaves": index.leaves(ids),
+            "free_slots": index.free_slots(),
+            "ring": index.is_ring,
+            "next_id": index.next_id,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the members back; each must be stored in the whole."""
+        self.clear()
+        ids, real = state["ids"], state["real"]
+        index = Index(int(state["capacity"]), self.index.alpha, 0)
+        index.restore(ids, state["slots"], state["leaves"], state["free_slots"], bool(state["ring"]))
+        index.skip_to(int(state["next_id"]))
+        self.index = index
+        self._local[self.whole.index.find(real)] = ids
+        self._real[state["slots"]] = real
 
     def _grow(self, capacity: int) -> None:
         old = self.index
@@ -134,18 +167,46 @@ class Part:
             if self.selector.follows:
                 self.selector.update(local[member], priorities[member])
 
+    def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
+        """The reward or outcome of these ids has become known; ids that are no members are ignored."""
+        if not self.selector.follows:
+            return
+        local = self.view.local(ids)
+        member = local >= 0
+        if member.any():
+            chosen = [item for item, is_member in zip(rows(experiences), member.tolist(), strict=True) if is_member]
+            self.selector.change(local[member], chosen)
+
     def select(self, count: int) -> Selection:
         """Lets the selector choose `count` of the members."""
         with self.view.stream():
             selection = self.selector.select(count)
-        return Selection(
-            ids=self.view.real(selection.ids),
-            probabilities=selection.probabilities,
-            weights=selection.weights,
-            lengths=selection.lengths,
-        )
+        selection.ids = self.view.real(selection.ids)
+        selection.slots = None
+        if selection.n_step is not None:
+            selection.n_step.last_ids = self.view.real(selection.n_step.last_ids)
+        return selection
 
     def victims(self, count: int) -> Ids:
         """Lets the selector choose `count` members to leave; `count` is at most their number."""
         with self.view.stream():
             return self.view.real(self.selector.victims(count))
+
+    def reset(self) -> None:
+        """Forgets all members."""
+        self.view.clear()
+        self.selector.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The members, and the selector's own state."""
+        return {"members": self.view.state_dict(), "selector": self.selector.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes members and selector back; each member must be stored."""
+        self.view.load_state_dict(state["members"])
+        if self.selector.follows:
+            self.selector.reset()
+            local = self.view.ids()
+            if len(local):
+                self.selector.insert(local, self.view.priorities(local), self.view.experiences(local))
+        self.selector.load_state_dict(state["selector"])

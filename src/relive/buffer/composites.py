@@ -1,0 +1,386 @@
+"""Samplers made of others: `Filter`, `Stratified` and `Mixture`.
+
+Each hands the choice to inner selectors, which see only their part of the buffer. So a filtered draw costs what a plain
+one costs, whatever share of the buffer passes the filter.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.buffer.draws import apportion, importance_weights
+from relive.buffer.errors import BufferSettingError
+from relive.buffer.fields import Key, column, count_of, labels, rows
+from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
+from relive.buffer.rows import NO_FLOATS, NO_IDS, Floats, Ids
+from relive.buffer.selector import BufferView, Selection, Selector
+from relive.buffer.slot_array import SlotArray
+from relive.buffer.subset import Part
+from relive.experience import Outcome
+
+
+class Filter(Selector):
+    """Lets another selector choose among the experiences that fit; the others are never chosen as long as they do not.
+
+    Conditions that are given must all hold; each may be one value or several. A reward or outcome that becomes known
+    later is taken into account. As a remover it evicts what fits first, then the oldest.
+
+    Args:
+        sampler: Chooses among those that fit; ``None``: `Prioritized` with its defaults.
+        agent: Name of the agent.
+        outcome: ``"success"``, ``"failure"`` or ``"unknown"``.
+        policy_version: The version of the policy that acted.
+        min_policy_version: The lowest version that fits; an experience without a version does not.
+        tag: A label that the experience has; of several, any one.
+        where: Any function of one experience.
+
+    Raises:
+        BufferSettingError: there is no condition.
+    """
+
+    def __init__(
+        self,
+        sampler: Selector | None = None,
+        *,
+        agent: str | Collection[str] | None = None,
+        outcome: Outcome | Collection[Outcome] | None = None,
+        policy_version: int | Collection[int] | None = None,
+        min_policy_version: int | None = None,
+        tag: str | Collection[str] | None = None,
+        where: Callable[[Any], bool] | None = None,
+    ) -> None:
+        self.sampler: Selector = Prioritized() if sampler is None else sampler
+        self.roles = self.sampler.roles
+        self._wanted = {
+            name: _several(value)
+            for name, value in (("agent", agent), ("outcome", outcome), ("policy_version", policy_version))
+            if value is not None
+        }
+        self._min_policy_version = min_policy_version
+        self._tags = None if tag is None else _several(tag)
+        self._where = where
+        if not self._wanted and min_policy_version is None and tag is None and where is None:
+            raise BufferSettingError("Filter has no condition; give agent, outcome, policy_version, tag or where.")
+
+    @property
+    def epsilon(self) -> float:
+        """What the inner selector adds to an absolute TD error."""
+        return epsilon_of(self.sampler)
+
+    def bind(self, view: BufferView) -> None:
+        """Joins a buffer, once."""
+        super().bind(view)
+        self._part = Part(view, self.sampler)
+
+    def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
+        """Those that fit become members."""
+        fits = self._fits(experiences)
+        chosen = [item for item, fit in zip(rows(experiences), fits.tolist(), strict=True) if fit]
+        self._part.insert(ids[fits], priorities[fits], chosen)
+
+    def delete(self, ids: Ids) -> None:
+        """Members leave."""
+        self._part.delete(ids)
+
+    def update(self, ids: Ids, priorities: Floats) -> None:
+        """Members have new priorities."""
+        self._part.update(ids, priorities)
+
+    def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
+        """Looks again who fits."""
+        self._part.delete(ids)
+        self.insert(ids, self.view.priorities(ids), experiences)
+
+    def select(self, count: int) -> Selection:
+        """Up to `count` of those that fit; fewer where there are fewer."""
+        return self._part.select(count)
+
+    def victims(self, count: int) -> Ids:
+        """Those that fit first, then the oldest of the others."""
+        chosen = self._part.victims(min(count, len(self._part)))
+        return _filled_by_oldest(self.view, chosen, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who fits, and the inner selector's state."""
+        return self._part.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes it back."""
+        self._part.load_state_dict(state)
+
+    def reset(self) -> None:
+        """Forgets all members."""
+        self._part.reset()
+
+    def _fits(self, experiences: Sequence[Any]) -> npt.NDArray[np.bool_]:
+        fits = np.ones(count_of(experiences), dtype=np.bool_)
+        for name, wanted in self._wanted.items():
+            fits &= [value in wanted for value in labels(experiences, name)]
+        if self._min_policy_version is not None:
+            versions = column(experiences, "policy_version")
+            fits &= [version is not None and version >= self._min_policy_version for version in versions]
+        if self._tags is not None:
+            fits &= [not self._tags.isdisjoint(tags or ()) for tags in column(experiences, "tags")]
+        if self._where is not None:
+            fits &= [bool(self._where(experience)) for experience in rows(experiences)]
+        return fits
+
+
+class Stratified(Selector):
+    """Draws from each group in equal or given shares, and lets another selector choose within each group.
+
+    A group that has fewer experiences than its share gives what it has, and the others share the rest: no experience is
+    repeated to fill a group. Importance weights, where the inner selector has them, correct for the priorities within
+    the groups and not for the shares, which are wanted.
+
+    Args:
+        key: What makes a group: a field (``"agent"``, ``"outcome"``, a tag ``"task:..."`` as ``"task"``) or a function.
+        shares: The share of each group, at least 0, any scale; a group that is not named gets none. ``None``: equal.
+        sampler: Chooses within a group (each group gets a copy); ``None``: `Prioritized` with its defaults.
+
+    Raises:
+        BufferSettingError: a share is negative, or all are 0.
+    """
+
+    roles = ("sampler",)
+
+    def __init__(self, key: Key, shares: Mapping[Any, float] | None = None, *, sampler: Selector | None = None) -> None:
+        if shares is not None and not (all(share >= 0 for share in shares.values()) and sum(shares.values()) > 0):
+            raise BufferSettingError(f"shares are {dict(shares)}; each must be at least 0, and one must be positive.")
+        self.key = key
+        self.shares = shares
+        self.sampler: Selector = Prioritized() if sampler is None else sampler
+        self._parts: dict[Hashable, Part] = {}
+        self._group_of = SlotArray(np.object_, None)
+
+    @property
+    def epsilon(self) -> float:
+        """What the inner selector adds to an absolute TD error."""
+        return epsilon_of(self.sampler)
+
+    def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
+        """Each joins its group."""
+        groups = labels(experiences, self.key)
+        boxed = np.empty(len(groups), dtype=np.object_)
+        boxed[:] = groups
+        self._group_of[self.view.index.find(ids)] = boxed
+        items = rows(experiences)
+        for group, places in _places(groups).items():
+            part = self._parts.get(group)
+            if part is None:
+                part = self._parts[group] = Part(self.view, copy.deepcopy(self.sampler))
+            part.insert(ids[places], priorities[places], [items[place] for place in places])
+
+    def delete(self, ids: Ids) -> None:
+        """Each leaves its group."""
+        for group, places in self._groups(ids).items():
+            part = self._parts[group]
+            part.delete(ids[places])
+            if not len(part):
+                del self._parts[group]
+
+    def update(self, ids: Ids, priorities: Floats) -> None:
+        """Each group learns of its new priorities."""
+        for group, places in self._groups(ids).items():
+            self._parts[group].update(ids[places], priorities[places])
+
+    def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
+        """Each joins the group that it now belongs to."""
+        priorities = self.view.priorities(ids)
+        self.delete(ids)
+        self.insert(ids, priorities, experiences)
+
+    def select(self, count: int) -> Selection:
+        """`count` experiences in the groups' shares, or all where there are fewer."""
+        parts, targets = self._targets(count)
+        if not parts:
+            return Selection(ids=NO_IDS, probabilities=NO_FLOATS)
+        numbers = apportion(targets, float(self.view.random(1)[0]))
+        ids, probabilities, population, betas, weighted = [], [], [], [], False
+        for part, number, share in zip(parts, numbers.tolist(), (targets / targets.sum()).tolist(), strict=True):
+            if number:
+                beta = float(getattr(part.selector, "beta", 0.0))
+                selection = part.select(number)
+                drawn = len(selection.ids)
+                weighted = weighted or selection.weights is not None
+                ids.append(selection.ids)
+                probabilities.append(selection.probabilities * share)
+                population.append(np.full(drawn, part.drawable / share))
+                betas.append(np.full(drawn, beta))
+        chances = np.concatenate(probabilities)
+        weights = importance_weights(np.concatenate(population), chances, np.concatenate(betas)) if weighted else None
+        return Selection(ids=np.concatenate(ids), probabilities=chances, weights=weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each group; a member tells which group it is."""
+        return {"groups": [part.state_dict() for part in self._parts.values()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes them back."""
+        parts = {}
+        for saved in state["groups"]:
+            [group] = self._groups(saved["members"]["real"][:1])
+            parts[group] = self._parts[group]
+            parts[group].load_state_dict(saved)
+        self._parts = parts  # in the saved order, which the draws follow
+
+    def reset(self) -> None:
+        """Forgets all groups."""
+        self._parts = {}
+        self._group_of.clear()
+
+    def _groups(self, ids: Ids) -> dict[Hashable, list[int]]:
+        return _places(self._group_of[self.view.index.find(ids)].tolist())
+
+    def _targets(self, count: int) -> tuple[list[Part], Floats]:
+        """The groups with something to draw, and how many to expect from each: by share, at most all of it."""
+        parts = [
+            (part, 1.0 if self.shares is None else float(self.shares.get(group, 0.0)))
+            for group, part in self._parts.items()
+        ]
+        parts = [(part, share) for part, share in parts if share > 0 and part.drawable]
+        shares = np.array([share for _, share in parts])
+        limits = np.array([part.drawable for part, _ in parts], dtype=np.float64)
+        wanted = min(float(count), limits.sum())
+        targets = np.zeros(len(parts))
+        open_ = np.ones(len(parts), dtype=np.bool_)
+        while wanted > 0 and open_.any():
+            level = (wanted - targets[~open_].sum()) * shares / shares[open_].sum()
+            over = open_ & (level >= limits)
+            if not over.any():
+                targets[open_] = level[open_]
+                break
+            targets[over] = limits[over]
+            open_ &= ~over
+        return [part for part, _ in parts], targets
+
+
+class Mixture(Selector):
+    """Draws each batch from several samplers in given shares, for example half fresh and half valuable experiences.
+
+    A sampler that has fewer than its share gives what it has; no other fills the batch up, so that the shares never
+    shift unseen (``batch.shortfall`` tells). One experience may come from two samplers. ``batch.probabilities`` are
+    those of the sampler that drew each, times its share, and weights are the sampler's own.
+
+    Args:
+        components: Samplers with their shares, each positive, any scale.
+
+    Raises:
+        BufferSettingError: there is no component, or a share is not positive.
+    """
+
+    roles = ("sampler",)
+
+    def __init__(self, *components: tuple[Selector, float]) -> None:
+        if not components or not all(share > 0 for _, share in components):
+            raise BufferSettingError("Mixture needs (sampler, share) pairs with positive shares.")
+        self.samplers = [sampler for sampler, _ in components]
+        total = sum(share for _, share in components)
+        self.shares = [share / total for _, share in components]
+        # The buffer's index has one alpha; a sampler that draws with another one gets an index of its own.
+        self.alpha = next((sampler.alpha for sampler in self.samplers if _draws(sampler)), 1.0)
+        self._parts: list[Part | None] = []
+
+    @property
+    def epsilon(self) -> float:
+        """What the first component adds to an absolute TD error."""
+        return epsilon_of(self.samplers[0])
+
+    def bind(self, view: BufferView) -> None:
+        """Joins a buffer, once."""
+        super().bind(view)
+        for sampler in self.samplers:
+            if _draws(sampler) and sampler.alpha != self.alpha:
+                self._parts.append(Part(view, sampler))
+            else:
+                sampler.bind(view)
+                self._parts.append(None)
+
+    def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
+        """Tells each component."""
+        for component in self._followers():
+            component.insert(ids, priorities, experiences)
+
+    def delete(self, ids: Ids) -> None:
+        """Tells each component."""
+        for component in self._followers():
+            component.delete(ids)
+
+    def update(self, ids: Ids, priorities: Floats) -> None:
+        """Tells each component."""
+        for component in self._followers():
+            component.update(ids, priorities)
+
+    def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
+        """Tells each component."""
+        for component in self._followers():
+            component.change(ids, experiences)
+
+    def select(self, count: int) -> Selection:
+        """`count` experiences in the components' shares."""
+        numbers = apportion(np.array(self.shares) * count, float(self.view.random(1)[0]))
+        drawn = [part.select(number) for part, number in zip(self._components(), numbers.tolist(), strict=True)]
+        lengths = None
+        if any(one.lengths is not None for one in drawn):
+            lengths = np.concatenate([np.ones_like(one.ids) if one.lengths is None else one.lengths for one in drawn])
+        return Selection(
+            ids=np.concatenate([one.ids for one in drawn]),
+            probabilities=np.concatenate([s * one.probabilities for s, one in zip(self.shares, drawn, strict=True)]),
+            weights=np.concatenate([np.ones(len(one.ids)) if one.weights is None else one.weights for one in drawn]),
+            lengths=lengths,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each component."""
+        return {"components": [component.state_dict() for component in self._components()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes them back."""
+        for component, saved in zip(self._components(), state["components"], strict=True):
+            component.load_state_dict(saved)
+
+    def reset(self) -> None:
+        """Forgets all experiences."""
+        for component in self._followers():
+            component.reset()
+
+    def _components(self) -> list[Selector | Part]:
+        return [sampler if part is None else part for sampler, part in zip(self.samplers, self._parts, strict=True)]
+
+    def _followers(self) -> list[Selector | Part]:
+        return [component for component in self._components() if isinstance(component, Part) or component.follows]
+
+
+def epsilon_of(selector: Selector) -> float:
+    """What a selector adds to an absolute TD error; 1e-6 where it says nothing."""
+    return float(getattr(selector, "epsilon", 1e-6))
+
+
+def _draws(selector: Selector) -> bool:
+    """Whether a selector draws by the leaves of the index that it is bound to, so that its alpha matters."""
+    return isinstance(selector, Prioritized | Uniform) or (not selector.follows and not isinstance(selector, Fifo))
+
+
+def _several(value: Any) -> frozenset[Any]:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        return frozenset([value])
+    return frozenset(value)
+
+
+def _places(groups: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """Where each group's members stand."""
+    places: dict[Hashable, list[int]] = {}
+    for place, group in enumerate(groups):
+        places.setdefault(group, []).append(place)
+    return places
+
+
+def _filled_by_oldest(view: BufferView, chosen: Ids, count: int) -> Ids:
+    if len(chosen) >= count:
+        return chosen
+    others = view.ids()
+    others = others[~np.isin(others, chosen)]
+    return np.concatenate([chosen, others[: count - len(chosen)]])
