@@ -12,7 +12,7 @@ import pytest
 
 import relive
 from relive import Feedback, Memory, Transition
-from relive.buffer import InvalidPriorityError, Selector
+from relive.buffer import BufferSettingError, InvalidPriorityError, Selector
 from relive.buffer.selector import Selection
 from relive.errors import InvalidExperienceError
 from relive.storage import IndexOwnedError, NotOwnerError, ReadOnlyStoreError, SqliteStorage, StorageFullError
@@ -291,3 +291,61 @@ def test_kill_9_loses_nothing_acknowledged_and_the_draws_equal_an_undisturbed_tw
             if number < newest.transition.state or rewarded:
                 twin.update_priorities(ids, np.arange(5) + 0.1 * (number % 7))
         assert draws(memory) == draws(twin)
+
+
+def test_a_limit_on_bytes_holds_after_every_addition(path: Path) -> None:
+    with relive.open(path, capacity=1000, max_bytes=20_000) as memory:
+        for number in range(60):
+            memory.add(Transition(state=os.urandom(500).hex(), action=number))
+            assert memory.storage.payload_bytes() <= 20_000
+        assert 20 < len(memory) < 40
+        assert [row.transition.action for row in memory.query(limit=100)] == list(range(60 - len(memory), 60))
+        memory.add(Transition(state=os.urandom(30_000).hex(), action="larger than all that may be"))
+        assert len(memory) == memory.storage.payload_bytes() == 0
+
+
+def test_a_limit_on_age_holds_at_every_draw_and_across_opening(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_800_000_000 * 10**9
+    monkeypatch.setattr("time.time_ns", lambda: now)
+    with relive.open(path, capacity=100, max_age=60) as memory:
+        memory.add_batch(transitions(3))
+        now += 50 * 10**9
+        memory.add_batch(transitions(2, 3))
+        assert len(memory.sample(5)) == 5
+        now += 11 * 10**9
+        assert sorted(memory.sample(5).ids.tolist()) == [4, 5]
+        assert len(memory.storage) == 2
+    now += 50 * 10**9
+    with relive.open(path, capacity=100, max_age=60) as memory:
+        assert len(memory) == 0
+    with pytest.raises(BufferSettingError, match="max_age is -1"):
+        relive.open(path, max_age=-1)
+    relive.open(path).close()  # the refused one has let go of it
+
+
+def test_a_custom_selector_is_told_all_that_is_stored_on_opening(path: Path) -> None:
+    class Seen(LastIn):
+        follows = True
+
+        def reset(self) -> None:
+            self.states: dict[int, Any] = {}
+
+        def insert(self, ids: Any, priorities: Any, experiences: Any) -> None:
+            self.states |= dict(zip(ids.tolist(), [e.state for e in experiences], strict=True))
+
+        def delete(self, ids: Any) -> None:
+            for number in ids.tolist():
+                del self.states[number]
+
+    sampler = Seen()
+    sampler.reset()
+    with relive.open(path, capacity=10, sampler=sampler) as memory:
+        memory.add_batch(transitions(14))
+        assert sampler.states == {n: n - 1 for n in range(5, 15)}
+    with SqliteStorage(path) as other:
+        other.delete([6])
+        other.append(transitions(1, 14))
+    again = Seen()
+    with relive.open(path, sampler=again) as memory:
+        assert again.states == {n: n - 1 for n in [5, *range(7, 16)]}
+        assert memory.sample(1).experiences[0].state == 14

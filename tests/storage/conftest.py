@@ -1,13 +1,15 @@
-"""Stores for the tests of this room."""
+"""Stores for the tests of this room; what any store must do lies beside them in `contract`."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from relive import Transition
 from relive.storage import SqliteStorage
+
+sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("contract")
 
 
 @pytest.fixture
@@ -19,7 +21,3 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path) -> Iterator[SqliteStorage]:
     with SqliteStorage(path) as opened:
         yield opened
-
-
-def transition(text: str = "Where is my card?", **fields: Any) -> Transition:
-    return Transition(state={"messages": [{"role": "user", "content": text}]}, action="card_arrival", **fields)

@@ -124,18 +124,23 @@ def connect(
     vfs: str | None = None,
 ) -> apsw.Connection:
     """A connection with the store's settings; the file was checked by `check_path`."""
-    flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-    name = str(path)
-    if readonly and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
-        # Without a place for side files SQLite reads a file only if it is promised that nobody changes it.
-        name, flags = f"{path.absolute().as_uri()}?immutable=1", flags | apsw.SQLITE_OPEN_URI
+    name, flags = str(path), apsw.SQLITE_OPEN_READWRITE
+    if not readonly:
+        flags |= apsw.SQLITE_OPEN_CREATE
+    elif not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        flags = apsw.SQLITE_OPEN_READONLY
+        if not Path(f"{path}-wal").exists():
+            # Without a place for side files SQLite reads a file only if it is promised that nobody changes it.
+            name, flags = f"{path.absolute().as_uri()}?immutable=1", flags | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(name, flags=flags, vfs=vfs)
     try:
         connection.set_busy_timeout(round(busy_timeout * 1000))
         _set(connection, "temp_store", "memory", 2)
         _set(connection, "cache_size", -65536 if writer else -16384)
         _set(connection, "trusted_schema", 0)
-        if not readonly:
+        if readonly:  # where it could write, SQLite tidies up its side files at the end, and writes nothing else
+            _set(connection, "query_only", 1)
+        else:
             _set_wal(connection, busy_timeout)
             _set(connection, "synchronous", _SYNCHRONOUS[durability])
             _set(connection, "wal_autocheckpoint", CHECKPOINT_PAGES)

@@ -28,6 +28,8 @@ from relive.storage.pool import Forkable, Pool, watch
 from relive.storage.protocol import StoreStats, WriteView
 from relive.storage.reading import Reader, int64
 from relive.storage.reads import StoreReads
+from relive.storage.redaction import DEFAULT as DEFAULT_REDACTOR
+from relive.storage.redaction import Redactor
 from relive.storage.statistics import collect
 from relive.storage.transaction import Transaction
 from relive.storage.writer import Writer
@@ -41,7 +43,7 @@ class SqliteStorage(StoreReads, Forkable):
         durability: ``"process"``: a write that returned survives ``kill -9``; ``"power"``: it survives power loss too.
         readonly: Only read; nothing is written to the file.
         text_index: Whether new experiences can be found by `search` and by a query's `text`.
-        redact: Takes out of a transition what must not reach the disk; ``None``: nothing.
+        redact: Takes out of experiences and feedback what must not reach the disk; ``None``: nothing.
         busy_timeout: Seconds to wait for another process's write to end.
 
     Raises:
@@ -58,7 +60,7 @@ class SqliteStorage(StoreReads, Forkable):
         durability: Durability = "process",
         readonly: bool = False,
         text_index: bool = True,
-        redact: record.Redact | None = None,
+        redact: Redactor | None = DEFAULT_REDACTOR,
         busy_timeout: float = BUSY_TIMEOUT,
         vfs: str | None = None,
     ) -> None:
@@ -167,15 +169,15 @@ class SqliteStorage(StoreReads, Forkable):
                 f"There are {len(experiences)} experiences, {len(priorities)} priorities and {len(uids)} uids; "
                 "give one of each for every experience."
             )
-        redact = self._redact
         rows = []
         for experience, priority, uid in zip(experiences, priorities, uids, strict=True):
             if not isinstance(experience, Transition):
                 raise InvalidExperienceError(f"A store keeps Transition objects, not {type(experience).__name__}.")
             if priority is not None and not 0 <= priority < float("inf"):
                 raise InvalidExperienceError(f"priority is {priority}; it must be finite and not negative.")
-            kept = experience if redact is None else redact(experience)
-            rows.append(record.encode(kept, priority=priority, uid=uid, with_text=self._text_index))
+            rows.append(
+                record.encode(experience, priority=priority, uid=uid, with_text=self._text_index, redact=self._redact)
+            )
         return rows
 
     def write(self, act: Callable[[Transaction], Any], rows: int = 1) -> "Future[Any]":
@@ -198,6 +200,8 @@ class SqliteStorage(StoreReads, Forkable):
 
     def feedback_soon(self, feedback: Feedback) -> "Future[int]":
         """Like `feedback`, but returns at once."""
+        if self._redact is not None:
+            feedback, _ = self._redact.feedback(feedback)
         values = feedback_rule.columns(feedback)
         return self.write(lambda transaction: transaction.feedback(values))
 
@@ -209,11 +213,13 @@ class SqliteStorage(StoreReads, Forkable):
             next_state: Any JSON value, or its text as `msgspec.Raw`.
 
         Returns:
-            False: the experience is gone, or has a next state already.
+            False: the experience is gone, or has a next state already; or content is not kept.
         """
-        if self._redact is not None:
-            next_state = self._redact(Transition(state=None, action=None, next_state=next_state)).next_state
         text = encode_json(next_state)
+        if self._redact is not None:
+            if not self._redact.content:
+                return False
+            text, _ = self._redact.json(text)
         return bool(self.write(lambda transaction: transaction.set_next_state(id, text)).result())
 
     def delete(self, ids: Iterable[int]) -> int:
@@ -311,12 +317,13 @@ class SqliteStorage(StoreReads, Forkable):
         self._check_writable()
 
         def act(connection: apsw.Connection) -> int:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             before = self.path.stat().st_size
             with immediate(connection):
                 sampling.fold(connection)
                 connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
             connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return before - self.path.stat().st_size
 
         return int(self._writer.submit_alone(act).result())

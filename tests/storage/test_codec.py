@@ -1,0 +1,167 @@
+"""Every JSON value and every token trace survives the way to disk and back, as `codec` says."""
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relive import TokenTrace, Transition
+from relive.errors import InvalidExperienceError
+from relive.storage import SqliteStorage
+from relive.storage.codec import (
+    Compressor,
+    Decompressor,
+    clean_text,
+    decode_json,
+    decode_trace,
+    encode_json,
+    encode_trace,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+NUMBERS = st.integers() | st.integers(-(10**400), 10**400) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_json_values_come_back_as_they_were(value: Any) -> None:
+    text = encode_json(value)
+    assert decode_json(text) == value
+    assert json.loads(text) == value
+
+
+@given(JSON, st.booleans())
+def test_compressed_bodies_come_back_byte_for_byte(value: Any, trained: bool) -> None:
+    dictionary = (16, b"a dictionary may be any bytes that payloads repeat" * 10) if trained else None
+    decompress = Decompressor()
+    if dictionary is not None:
+        decompress.learn(*dictionary)
+    text = encode_json([value, "x" * 200])
+    assert decompress(*Compressor(dictionary)(text)) == text
+
+
+@given(st.text(st.characters()))
+def test_any_text_becomes_text_that_utf8_can_hold_and_stays_so(text: str) -> None:
+    cleaned = clean_text(text)
+    cleaned.encode()
+    assert clean_text(cleaned) == cleaned
+    if not any("\ud800" <= letter <= "\udfff" for letter in text):
+        assert cleaned == text
+
+
+@pytest.mark.parametrize("digits", [65, 400, 4300, 5000])
+def test_long_integers_keep_every_digit(digits: int) -> None:
+    value = {"n": [10**digits + 7, -(10**digits) - 9]}
+    assert decode_json(encode_json(value)) == value
+
+
+def test_raw_json_text_is_kept_byte_for_byte() -> None:
+    raw = b'{"price": 1.10,  "huge":1e400, "half":"\\ud83d", "big":' + b"9" * 400 + b"}"
+    assert encode_json({"state": msgspec.Raw(raw)}) == b'{"state":' + raw + b"}"
+    assert decode_json(raw)["half"] == "\ud83d"
+    assert decode_json(raw)["big"] == int("9" * 400)
+
+
+def test_what_is_not_json_is_turned_into_it_as_documented() -> None:
+    value = {1: (2, 3), "array": np.arange(3), "float": np.float32(0.5), "nan": float("nan"), "bytes": b"ab"}
+    assert decode_json(encode_json(value)) == {
+        "1": [2, 3],
+        "array": [0, 1, 2],
+        "float": 0.5,
+        "nan": None,
+        "bytes": "YWI=",
+    }
+
+
+def test_what_cannot_be_json_is_refused_by_name() -> None:
+    with pytest.raises(InvalidExperienceError, match="object is not a JSON value"):
+        encode_json({"a": object()})
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidExperienceError, match="nested too deeply"):
+        encode_json(deep)
+    while deep:  # taken apart by hand: the interpreter, too, ends at some depth
+        deep = deep.pop()
+
+
+def traces() -> st.SearchStrategy[TokenTrace]:
+    int32 = st.integers(-(2**31), 2**31 - 1)
+
+    def build(length: int) -> st.SearchStrategy[TokenTrace]:
+        return st.builds(
+            TokenTrace,
+            token_ids=st.lists(int32, min_size=length, max_size=length),
+            mask=st.lists(st.integers(0, 1), min_size=length, max_size=length),
+            logprobs=st.none() | st.lists(st.floats(-1e3, 0, width=32), min_size=length, max_size=length),
+            versions=st.none() | st.lists(st.sampled_from([-(2**31), 3, 4]), min_size=length, max_size=length),
+            temperature=st.none() | st.floats(0, 2),
+            top_p=st.none() | st.floats(0, 1),
+            tokenizer=st.none() | TEXT,
+        )
+
+    return st.integers(0, 30).flatmap(build)
+
+
+@given(traces())
+def test_token_traces_come_back_as_they_were(trace: TokenTrace) -> None:
+    assert decode_trace(encode_trace(trace)) == trace
+
+
+def test_versions_take_eight_bytes_a_run() -> None:
+    length = 1000
+    trace = TokenTrace(token_ids=range(length), mask=[1] * length, versions=[7] * 600 + [8] * 400)
+    checksum = 4
+    assert len(encode_trace(trace).body) == 5 * length + 2 * 8 + checksum
+
+
+def test_sto_09_no_text_loses_its_record(store: SqliteStorage) -> None:
+    half, pair = "a\udc81b", "\ud83d\ude00"
+    emoji = "😀" * (1 << 18)  # a megabyte in UTF-8
+    texts = [half, "first half only: \ud83d", pair, "nul \x00 kept", emoji, "\u2028\x85\ufeff"]
+    expected = ["a\ufffdb", "first half only: \ufffd", "😀", "nul \x00 kept", emoji, "\u2028\x85\ufeff"]
+    ids = store.append([
+        Transition(state={text: text}, action=text, agent=text, tags=(text,), error=text, episode_id=text)
+        for text in texts
+    ])  # fmt: skip
+    for number, text in zip(ids, expected, strict=True):
+        [found] = store.get([number or 0])
+        assert found is not None
+        assert (found.state, found.action) == ({text: text}, text)
+        assert (found.agent, found.tags, found.error, found.episode_id) == (text, (text,), text, text)
+        [stored] = store.read([number or 0])
+        assert stored is not None
+        assert json.loads(stored.json().decode("utf-8"))["action"] == text
+    assert [row.id for row in store.query(agent=half)] == [ids[0]]
+    assert [row.id for row in store.query(tag="nul \x00 kept")] == [ids[3]]
+    assert [row.id for row in store.query(episode_id=emoji)] == [ids[4]]
+    store.search(half)
+    line = b'{"state": "\\ud83d", "action": null}'  # the escape of a half, as an outside file may hold it
+    [number] = store.append([Transition(state=msgspec.Raw(b'"\\ud83d"'), action=json.loads(line)["state"])])
+    [found] = store.get([number or 0])
+    assert found is not None
+    assert found.action == "\ufffd"
+
+
+def test_dsh_03_digits_are_the_same_in_the_store(store: SqliteStorage) -> None:
+    arguments = (
+        '{"id": 2512292042121000001, "b": 9007199254740993, "price": 1.10, "huge": 1e400, "n": ' + "9" * 400 + "}"
+    )
+    [number] = store.append([
+        Transition(
+            state={"id": 2512292042121000001, "b": 9007199254740993, "n": int("9" * 400)},
+            action={"tool_calls": [{"function": {"arguments": arguments}}]},
+        )
+    ])  # fmt: skip
+    [found] = store.get([number or 0])
+    assert found is not None
+    assert found.action["tool_calls"][0]["function"]["arguments"] == arguments
+    assert found.state == {"id": 2512292042121000001, "b": 9007199254740993, "n": int("9" * 400)}
