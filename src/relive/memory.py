@@ -27,7 +27,8 @@ from relive.storage.connection import Durability
 from relive.storage.errors import ClosedStoreError, NotOwnerError
 from relive.storage.owned_buffer import OwnedBuffer
 from relive.storage.protocol import Stored
-from relive.storage.record import Redact
+from relive.storage.redaction import DEFAULT as DEFAULT_REDACTOR
+from relive.storage.redaction import Redactor
 from relive.storage.rows import GoneError
 from relive.storage.sqlite import SqliteStorage
 
@@ -48,7 +49,7 @@ def open(  # noqa: A001 - read as `relive.open`
     follower: bool = False,
     durability: Durability = "process",
     text_index: bool = True,
-    redact: Redact | None = None,
+    redact: Redactor | None = DEFAULT_REDACTOR,
 ) -> "Memory":
     """Opens the memory in a file, or makes it.
 
@@ -68,7 +69,8 @@ def open(  # noqa: A001 - read as `relive.open`
         follower: Record, give feedback and look, but leave the drawing to another process.
         durability: ``"process"``: what was added survives ``kill -9``; ``"power"``: it survives power loss too.
         text_index: Whether `Memory.search` finds what is added.
-        redact: Takes out of an experience what must not reach the disk.
+        redact: Takes out of experiences and feedback what must not reach the disk: secrets, and what it is told to;
+            ``None``: nothing.
 
     Raises:
         IndexOwnedError: another process (or this one) has it open already as its owner; the error says who.

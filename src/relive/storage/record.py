@@ -1,11 +1,9 @@
 """A `Transition` as the columns of its tables, and back.
 
-This is the one place where an experience becomes bytes: whatever must not reach the disk is taken out of the transition
-before `encode` sees it.
+This is the one place where an experience becomes bytes, and where the redactor takes out what must not reach the disk.
 """
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,6 +12,7 @@ import msgspec
 from relive.errors import InvalidExperienceError
 from relive.experience import Outcome, TokenTrace, Transition, Usage
 from relive.storage.codec import TraceRow, clean_text, encode_json, encode_trace
+from relive.storage.redaction import Redactor
 from relive.storage.text import index_text
 
 OUTCOMES: tuple[Outcome, ...] = ("unknown", "success", "failure")
@@ -29,7 +28,6 @@ COLUMNS = (
 """Columns of the table ``experience`` that hold a transition, in the order of `Row.columns`."""
 
 Columns: TypeAlias = tuple[Any, ...]
-Redact: TypeAlias = Callable[[Transition], Transition]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -77,9 +75,14 @@ def moment(count: int) -> datetime:
 
 
 def encode(
-    transition: Transition, *, priority: float | None = None, uid: bytes | None = None, with_text: bool = True
+    transition: Transition,
+    *,
+    priority: float | None = None,
+    uid: bytes | None = None,
+    with_text: bool = True,
+    redact: Redactor | None = None,
 ) -> Row:
-    """The row of a transition; nothing the caller changes later in the transition reaches it.
+    """The row of a transition, redacted; nothing the caller changes later in the transition reaches it.
 
     Raises:
         InvalidExperienceError: a field has a value that the store cannot hold; the message names it.
@@ -90,6 +93,9 @@ def encode(
         payload["next_state"] = t.next_state
     if t.info is not None:
         payload["info"] = t.info
+    text = encode_json(payload)
+    if redact is not None:
+        t, text, _ = redact.stored(t, text)
     usage = t.usage
     outcome = OUTCOME_NUMBERS.get(t.outcome)
     if outcome is None:
@@ -124,7 +130,7 @@ def encode(
     )
     trace = None if t.tokens is None else encode_trace(t.tokens)
     words = clean_text(index_text(_readable(t))) if with_text else ""
-    return Row(columns, encode_json(payload), trace, tuple(dict.fromkeys(tags)), words, priority, uid)
+    return Row(columns, text, trace, tuple(dict.fromkeys(tags)), words, priority, uid)
 
 
 def decode(columns: Columns, payload: dict[str, Any], tokens: TokenTrace | None) -> Transition:

@@ -82,7 +82,7 @@ class Redactor:
 
     def transition(self, transition: Transition) -> tuple[Transition, Counts]:
         """The transition as it may be stored, and the number of replacements by kind; see `stored`."""
-        payload = {name: value for name in _PAYLOAD if (value := getattr(transition, name)) is not None}
+        payload = {name: value for name in (*_PAYLOAD, "info") if (value := getattr(transition, name)) is not None}
         kept, _, counts = self.stored(transition, encode_json(payload))
         return kept, counts
 
@@ -116,19 +116,17 @@ class Redactor:
     def _measures(self, transition: Transition, counts: Counts) -> dict[str, Any]:
         """Which of the texts beside the payload change, and to what."""
         t = transition
-        texts = [
-            t.agent,
-            t.episode_id,
-            *(text for text in (t.group_id, t.policy, t.error) if text is not None),
-            *t.tags,
-        ]
+        fields = (t.agent, t.episode_id, t.group_id, t.policy, t.error, *t.tags)
+        texts = [text for text in fields if isinstance(text, str)]  # what else stands there is refused later, by name
         if self.content and not self.suspicious("\n".join(texts).encode(errors="surrogatepass")):
             return {}
-        changes: dict[str, Any] = {"tags": tuple(self._text(tag, counts) for tag in t.tags)}
+        changes: dict[str, Any] = {
+            "tags": tuple(self._text(tag, counts) if isinstance(tag, str) else tag for tag in t.tags)
+        }
         for field in ("agent", "episode_id", "group_id", "policy"):
-            if getattr(t, field) is not None:
+            if isinstance(getattr(t, field), str):
                 changes[field] = self._identifier(getattr(t, field), counts)
-        if t.error is not None:
+        if isinstance(t.error, str):
             changes["error"] = self._text(t.error if self.content else t.error.split(":")[0][:80], counts)
         return {field: value for field, value in changes.items() if value != getattr(t, field)}
 
@@ -152,6 +150,14 @@ class Redactor:
         elif not counts:
             return feedback, counts
         return msgspec.structs.replace(feedback, **changes), counts
+
+    def json(self, text: bytes) -> tuple[bytes, Counts]:
+        """JSON text with everything taken out (itself where nothing was found), and the number of replacements."""
+        counts: Counts = {}
+        if self._idle or not self.suspicious(text):
+            return text, counts
+        redacted = self._walk(decode_json(text), counts)
+        return (encode_json(redacted) if counts else text), counts
 
     def value(self, value: Any) -> tuple[Any, Counts]:
         """A copy of a JSON value with everything taken out, and the number of replacements by kind."""
