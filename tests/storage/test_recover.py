@@ -242,7 +242,7 @@ def test_each_table_knows_its_own_rows(original: Path) -> None:
     connection.close()
     with Pages(original, 512) as pages:
         salvage = Salvage(original, pages, known)
-        names = ("experience", "payload", "token_trace", "feedback", "dictionary")
+        names = ("experience", "payload", "token_trace", "feedback", "dictionary")  # a next state looks like a payload
         for name in names:
             for row in list(salvage.rows(known[name]))[:50]:
                 values = (None, *row[1:])

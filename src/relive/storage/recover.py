@@ -5,7 +5,8 @@ taken as they are; where it cannot, the table's pages are read one by one, and s
 more. Pages that were freed are left alone: what they hold was evicted or forgotten. (Where the file's first page is
 lost, so is the list of free pages, and experiences that were evicted may come back; forgotten ones were overwritten.)
 
-An experience is saved if its row and its payload can be read. What can be made from that is made anew: the indexes, the
+An experience is saved if its row and its payload can be read; payloads and tokens carry checksums, the other columns do
+not, so a flipped byte in a name or a reward stays unnoticed. What can be made from that is made anew: the indexes, the
 tags, the text index. Priorities and the order of sampling are kept only if nothing else was lost.
 """
 
@@ -22,12 +23,12 @@ import msgspec
 
 from relive.errors import ReliveError
 from relive.experience import Transition
-from relive.storage import codec
+from relive.storage.check import Body, body, index_problems, is_experience, is_trace
 from relive.storage.codec import Decompressor
 from relive.storage.connection import PAGE_SIZE, check_path, connect, errors_of, fetch, immediate, prepare
 from relive.storage.errors import DamagedStoreError, NotAStoreError, StoragePathError
 from relive.storage.pages import MAGIC, Pages
-from relive.storage.record import HAS_TOKENS
+from relive.storage.record import COLUMNS, HAS_TOKENS
 from relive.storage.salvage import Row, Salvage, Shape, shapes
 from relive.storage.text import index_text
 
@@ -35,7 +36,7 @@ Tell = Callable[[str], None]
 """Called with what is being done next."""
 
 _BATCH = 2_000
-_FIRST = ("dictionary", "experience", "payload", "token_trace", "feedback")  # payloads are read with the dictionaries
+_FIRST = ("dictionary", "experience", "payload", "next_state")  # payloads are read with the dictionaries
 _SAMPLING = ("index_ids", "index_priorities", "index_log", "index_state")
 _MADE_ANEW = ("total", "tag", "change", *_SAMPLING)
 _WITHOUT_PAYLOAD = "id NOT IN (SELECT id FROM payload)"
@@ -151,12 +152,12 @@ class _Recovery:
             self._tell(f"saving {name.replace('_', ' ')}")
             self._save(name)
         self._tell("putting together what belongs together")
-        before = self._salvage.value("SELECT rows, next_id, evicted FROM total")
+        before = self._counters()
         if before is None:
             self._damage.append("The counters are damaged: nobody can say how many experiences there were.")
         with immediate(self._target):
             self._join()
-            saved = self._count(*(before or (0, 0, 0)))
+            saved = self._count(before or (0, 0, 0))
         lost = None if before is None else max(before[0] - saved, 0)
         if lost == 0 and not self._damage:
             self._save_sampling()
@@ -172,10 +173,15 @@ class _Recovery:
         rows: Iterable[Row] = self._salvage.rows(shape)
         if name == "dictionary":
             rows = self._learnt(rows)
+        elif name == "experience":
+            places = [shape.columns.index(column) for column in COLUMNS]
+            rows = (row for row in rows if is_experience(tuple(row[at] for at in places)))
         elif name == "payload":
-            rows = (row for row in rows if self._payload(row) is not None)
+            rows = (row for row in rows if _is_payload(self._body(row)))
+        elif name == "next_state":
+            rows = (row for row in rows if (found := self._body(row)) is not None and not _is_payload(found))
         elif name == "token_trace":
-            rows = (row for row in rows if _is_trace(row))
+            rows = (row for row in rows if is_trace(row))
         saved = self._write(shape, rows)
         if not self._salvage.whole(name):
             self._damage.append(f"The table {name} is damaged; {saved:,} of its rows were saved.")
@@ -201,16 +207,8 @@ class _Recovery:
             self._decompress.learn(row[0], row[2])
             yield row
 
-    def _payload(self, row: Row) -> object:
-        """The payload of a row of the table payload; ``None``: it cannot be read."""
-        _, number, body = row
-        if not self._decompress.knows(number):
-            return None
-        try:
-            payload: object = codec.decode_json(self._decompress(number, body))
-        except Exception:  # noqa: BLE001 - whatever zstandard and the JSON readers make of damaged bytes
-            return None
-        return payload if isinstance(payload, dict) else None
+    def _body(self, row: Row) -> Body | None:
+        return body(self._decompress, row) if self._decompress.knows(row[1]) else None
 
     def _join(self) -> None:
         """Removes what belongs to nothing any more, and makes what can be made."""
@@ -219,7 +217,7 @@ class _Recovery:
         if without_payload:
             self._damage.append(f"The payloads of {without_payload:,} experiences could not be read.")
             run(f"DELETE FROM experience WHERE {_WITHOUT_PAYLOAD}")  # noqa: S608
-        for table, what in (("payload", "payloads"), ("token_trace", "token traces")):
+        for table, what in (("payload", "payloads"), ("next_state", "next states"), ("token_trace", "token traces")):
             orphans = run(f"SELECT count(*) FROM {table} WHERE id NOT IN (SELECT id FROM experience)").get  # noqa: S608
             if orphans:
                 self._damage.append(f"{orphans:,} {what} could be read whose experiences could not.")
@@ -232,8 +230,15 @@ class _Recovery:
             self._damage.append(f"{bare:,} experiences were saved without their tokens.")
         run("INSERT OR IGNORE INTO tag SELECT j.value, e.id FROM experience e, json_each(e.tags) j")
 
-    def _count(self, _rows: int, next_id: int, evicted: int) -> int:
+    def _counters(self) -> tuple[int, int, int] | None:
+        """Rows, next id and evicted rows as the damaged store counted them; ``None``: they cannot be read."""
+        found = self._salvage.value("SELECT rows, next_id, evicted FROM total")
+        sound = isinstance(found, tuple) and len(found) == 3 and all(isinstance(n, int) and n >= 0 for n in found)
+        return found if sound else None
+
+    def _count(self, before: tuple[int, int, int]) -> int:
         """Sets the counters; returns how many experiences there are. No id is given out again."""
+        _, next_id, evicted = before
         saved, size, highest = self._target.execute(
             "SELECT count(*), coalesce(sum(bytes), 0), coalesce(max(id), 0) FROM experience"
         ).get
@@ -246,7 +251,7 @@ class _Recovery:
     def _save_sampling(self) -> None:
         for name in _SAMPLING:
             self._write(self._shapes[name], self._salvage.rows(self._shapes[name]))
-        if all(self._salvage.whole(name) for name in _SAMPLING):
+        if all(self._salvage.whole(name) for name in _SAMPLING) and not index_problems(self._target):
             return
         self._damage.append("Priorities and the order of sampling are damaged; both start anew.")
         with immediate(self._target):
@@ -257,20 +262,16 @@ class _Recovery:
         after = 0
         while rows := fetch(self._target, "SELECT * FROM payload WHERE id > ? ORDER BY id LIMIT 2000", (after,)):
             after = rows[-1][0]
-            words = [(row[0], found) for row in rows if (found := self._words(self._payload(row)))]
+            words = [(row[0], found) for row in rows if (found := _words(self._body(row)))]
             with immediate(self._target):
                 self._target.executemany("INSERT INTO state_text(rowid, words) VALUES (?, ?)", words)
 
-    def _words(self, payload: object) -> str:
-        state = payload.get("state") if isinstance(payload, dict) else None
-        with suppress(ReliveError, ValueError):
-            return index_text(Transition(state=state, action=None))
-        return ""
+
+def _is_payload(found: Body | None) -> bool:
+    return found is not None and isinstance(found.value, dict) and {"state", "action"} <= found.value.keys()
 
 
-def _is_trace(row: Row) -> bool:
-    try:
-        codec.decode_trace(codec.TraceRow(*row[1:]))
-    except (ReliveError, ValueError):
-        return False
-    return True
+def _words(found: Body | None) -> str:
+    with suppress(ReliveError, ValueError):
+        return "" if found is None else index_text(Transition(state=found.value["state"], action=None))
+    return ""

@@ -17,6 +17,7 @@ _PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
     "TEXT": str,
     "BLOB": bytes,
 }
+_UNREADABLE = (apsw.Error, UnicodeDecodeError)  # damaged text is no UTF-8
 _FIRST_TIME = 10**12  # microseconds since 1970: tells a dictionary's time from a payload's codec
 
 
@@ -38,16 +39,16 @@ class Shape(NamedTuple):
     key: int | None
 
     def fits(self, values: Row) -> bool:
-        """Whether the columns of a record could be a row of this table."""
+        """Whether these could be the columns of a row of this table; a column that is the rowid may be left out."""
         if len(values) != len(self.columns):
             return False
         for at, value in enumerate(values):
             if value is None:
                 if self.required[at]:
                     return False
-            elif at == self.key or not isinstance(value, _PYTHON_TYPES.get(self.types[at], object)):
+            elif not isinstance(value, _PYTHON_TYPES.get(self.types[at], object)):
                 return False
-        if self.name == "payload":
+        if self.name in ("payload", "next_state"):
             return bool(values[1] < _FIRST_TIME)
         return self.name != "dictionary" or bool(values[1] >= _FIRST_TIME)
 
@@ -96,7 +97,7 @@ class Salvage:
             self._shapes = shapes(connection)
             self._roots = dict(roots)
             self._connection = connection
-        except apsw.Error:
+        except _UNREADABLE:
             connection.close()
 
     def close(self) -> None:
@@ -105,7 +106,10 @@ class Salvage:
             self._connection.close()
 
     def rows(self, shape: Shape) -> Iterator[Row]:
-        """The rows of a table that can be read, each with the columns of `shape`; the same one may come twice."""
+        """The rows of a table that can be read, each with the columns of `shape`; the same one may come twice.
+
+        Payloads and next states look alike: a row of the one may come among those of the other.
+        """
         name = shape.name
         ours = self._shapes.get(name)
         if ours is None:
@@ -114,9 +118,12 @@ class Salvage:
         if self._connection is not None:
             try:
                 for row in self._connection.execute(f'SELECT * FROM "{name}"'):  # noqa: S608 - a table's name
-                    yield tuple(None if at is None else row[at] for at in places)
+                    if ours.fits(row):
+                        yield tuple(None if at is None else row[at] for at in places)
+                    else:
+                        self._damaged.add(name)
                 return
-            except apsw.Error:
+            except _UNREADABLE:
                 pass
         self._damaged.add(name)
         for found in self._from_pages(ours):
@@ -135,7 +142,7 @@ class Salvage:
             return None
         try:
             return self._connection.execute(query).get
-        except apsw.Error:
+        except _UNREADABLE:
             return None
 
     def _from_pages(self, shape: Shape) -> Iterator[PageRow]:

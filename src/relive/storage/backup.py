@@ -1,0 +1,124 @@
+"""Copies of a store made while it is in use, and its file made as small as its content.
+
+A backup is taken in one step, from one view of the store: page-wise steps begin anew whenever somebody writes, and
+under a steady writer never end. Writers go on meanwhile; their log grows until the copy is done.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from relive.storage.connection import check_path, connect, errors_of, prepare
+from relive.storage.errors import DamagedStoreError, StoragePathError
+
+
+class BackupReport(msgspec.Struct):
+    """What was copied.
+
+    Attributes:
+        path: The backup.
+        experiences: How many it holds.
+        bytes: Size of its file.
+    """
+
+    path: str
+    experiences: int
+    bytes: int
+
+
+class CompactReport(msgspec.Struct):
+    """What compacting did.
+
+    Attributes:
+        bytes_before: Size of the store's file and its log before, in bytes.
+        bytes_after: And after.
+    """
+
+    bytes_before: int
+    bytes_after: int
+
+
+def backup(path: Path, to: Path, *, force: bool = False) -> BackupReport:
+    """Copies a store to another file, as it is at one moment; others may go on using it.
+
+    The copy is a store like any other, with the same `store_id`. It is there whole once this returns, or not at all;
+    a backup that it replaces is there until then.
+
+    Args:
+        path: The store.
+        to: The file to make.
+        force: Replace a file that is there.
+
+    Raises:
+        StoragePathError: there is no store at `path`, or `to` cannot be written, or is there already.
+        DamagedStoreError: the store is damaged; a backup made before is left alone.
+        StorageFullError: no room left for the copy.
+    """
+    check_path(path, readonly=True)
+    if to.exists() and (to.samefile(path) or not force):
+        same = to.samefile(path)
+        raise StoragePathError(f"{to} is {'the store itself' if same else 'there already'}; choose another path.")
+    if not to.parent.is_dir() or to.is_dir():
+        raise StoragePathError(f"{to} cannot be made; give the path of a file in a folder that exists.")
+    with errors_of(path), closing(connect(path, readonly=True)) as source, _unfinished(to) as copy:
+        prepare(source, path, readonly=True)
+        with errors_of(to), closing(apsw.Connection(str(copy))) as target:
+            with target.backup("main", source, "main") as step:
+                step.step(-1)
+            damage = target.execute("PRAGMA quick_check(1)").get
+            if damage != "ok":
+                raise DamagedStoreError(f"The database in {path} is damaged ({damage}); nothing was backed up.")
+            count = int(target.execute("SELECT count(*) FROM experience").get)
+            target.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        _sync(copy)
+        copy.replace(to)
+        _sync(to.parent)
+    return BackupReport(str(to), count, to.stat().st_size)
+
+
+def compact(path: Path) -> CompactReport:
+    """Makes a store's file as small as its content; it needs as much free space as the store takes.
+
+    Others wait while it runs; it may take a minute for every few gigabytes.
+
+    Raises:
+        StoragePathError: there is no store at `path`.
+        StorageBusyError: others were using the store all the time.
+        StorageFullError: not enough room; the store is as it was.
+    """
+    check_path(path, readonly=True)
+    check_path(path, readonly=False)
+    before = _size(path)
+    with errors_of(path), closing(connect(path)) as connection:
+        prepare(connection, path, readonly=False)
+        connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return CompactReport(before, _size(path))
+
+
+@contextmanager
+def _unfinished(to: Path) -> Iterator[Path]:
+    """A path beside `to`; what is still there in the end is removed."""
+    path = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
+    try:
+        yield path
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path, Path(f"{path}-wal")) if file.exists())
