@@ -1,8 +1,9 @@
 """Where calls go: an API's address and what is sent with each request, checked once."""
 
 import urllib.request
+from base64 import b64encode
 from collections.abc import Mapping
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -14,7 +15,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """An API.
 
     Attributes:
-        url: Its base address with all that was given, secrets too; never shown.
+        url: Its base address; never shown, for its query may hold a secret.
         shown: The same without secrets, for messages and records.
         key: The API key; ``None``: none.
         headers: What is sent with each request, the key included.
@@ -31,20 +32,32 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, base_url: str, api_key: str | None = None, headers: Mapping[str, str] | None = None) -> "Endpoint":
         """An endpoint from what a user gives; blanks around it, a last slash and ``/chat/completions`` are dropped.
 
+        A user and password in the address are sent as such, unless there is a key.
+
         Raises:
             BadRequestError: the address is not one.
             ReliveError: the key holds characters that cannot be sent.
         """
         url, key = _checked_url(base_url), _checked_key(api_key)
+        user, _, host = urlsplit(url).netloc.rpartition("@")
+        url = urlunsplit(urlsplit(url)._replace(netloc=host))
         sent = {"Accept": "application/json", "Content-Type": "application/json", **(headers or {})}
         if key is not None:
             sent["Authorization"] = f"Bearer {key}"
+        elif user:
+            sent["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
         return cls(url=url, shown=shown_url(url), key=key, headers=sent, proxy=_proxy_for(url))
 
     def at(self, path: str) -> str:
         """The full address of a path under the API; a query in the base address is kept."""
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc, parts.path + path, parts.query, ""))
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether an address is on the loopback interface."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _checked_url(base_url: str) -> str:
@@ -73,7 +86,6 @@ def _checked_key(api_key: str | None) -> str | None:
 def _proxy_for(url: str) -> str | None:
     """The proxy that the environment names for an address; never one for this machine itself."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host in ("localhost", "::1") or host.startswith("127.") or urllib.request.proxy_bypass(host):
+    if is_this_machine(url) or urllib.request.proxy_bypass(parts.hostname or ""):
         return None
     return urllib.request.getproxies().get(parts.scheme)

@@ -13,6 +13,7 @@ import msgspec
 
 from relive.errors import ReliveError
 from relive.experience import Usage
+from relive.llm.endpoint import is_this_machine
 
 NANO_PER_USD = 10**9
 _TOKENS_PER_PRICE = 10**6
@@ -111,7 +112,7 @@ class PriceTable:
         if own is not None:
             usd = own.cost(usage)
         else:
-            candidates = names if self._known and base_url is not None else []
+            candidates = names if self._known and base_url is not None and not is_this_machine(base_url) else []
             known = (_known_cost(usage, name, base_url, service_tier, at) for name in candidates)
             usd = next((amount for amount in known if amount is not None), None)
         return None if usd is None else int(_EXACT.to_integral_value(_EXACT.multiply(usd, Decimal(NANO_PER_USD))))
