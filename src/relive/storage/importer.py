@@ -8,12 +8,12 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from relive.errors import InvalidExperienceError
-from relive.storage import feedback as feedback_rule
+from relive.experience import Feedback
 from relive.storage import identity
 from relive.storage.formats import Found, Problem, Source, read
 from relive.storage.record import COLUMNS, Row
@@ -116,7 +116,7 @@ def import_file(
                     ignored[item.what] += 1
 
         for batch in _batches(taken()):
-            pending.append(storage.write(_writing(batch), rows=len(batch)))
+            pending.append(storage.write(_writing(batch, storage.encode_feedback), rows=len(batch)))
             settle(_IN_FLIGHT - 1)
             if progress is not None:
                 progress(source.position, source.size)
@@ -153,7 +153,9 @@ def _batches(taken: Iterator[_Taken]) -> Iterator[list[_Taken]]:
         yield batch
 
 
-def _writing(batch: list[_Taken]) -> Callable[[Transaction], tuple[int, int]]:
+def _writing(
+    batch: list[_Taken], encode_feedback: Callable[[Feedback], tuple[Any, ...]]
+) -> Callable[[Transaction], tuple[int, int]]:
     """What adds a batch inside a transaction; it answers how many were added and how many were there already."""
 
     def act(transaction: Transaction) -> tuple[int, int]:
@@ -187,7 +189,7 @@ def _writing(batch: list[_Taken]) -> Callable[[Transaction], tuple[int, int]]:
             for feedback in found.feedback:
                 if feedback.episode_id is None:
                     feedback = msgspec.structs.replace(feedback, experience_id=number)
-                transaction.feedback(feedback_rule.columns(feedback))
+                transaction.feedback(encode_feedback(feedback))
         return len(added), known
 
     return act

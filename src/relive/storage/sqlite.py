@@ -188,6 +188,11 @@ class SqliteStorage(StoreReads, Forkable):
         self._check_writable()
         return self._writer.submit(act, rows)
 
+    def alone(self, act: Callable[[apsw.Connection], Any]) -> "Future[Any]":
+        """Runs `act` in the writer's thread outside any transaction, with no write of this process beside it."""
+        self._check_writable()
+        return self._writer.submit_alone(act)
+
     def feedback(self, feedback: Feedback) -> int:
         """Stores feedback and settles what it says of reward and outcome; returns once it is kept.
 
@@ -200,10 +205,14 @@ class SqliteStorage(StoreReads, Forkable):
 
     def feedback_soon(self, feedback: Feedback) -> "Future[int]":
         """Like `feedback`, but returns at once."""
+        values = self.encode_feedback(feedback)
+        return self.write(lambda transaction: transaction.feedback(values))
+
+    def encode_feedback(self, feedback: Feedback) -> tuple[Any, ...]:
+        """The columns of a feedback, redacted, ready for `Transaction.feedback`."""
         if self._redact is not None:
             feedback, _ = self._redact.feedback(feedback)
-        values = feedback_rule.columns(feedback)
-        return self.write(lambda transaction: transaction.feedback(values))
+        return feedback_rule.columns(feedback)
 
     def set_next_state(self, id: int, next_state: Any) -> bool:  # noqa: A002 - the record's own name
         """Keeps what an agent saw next, once, for an experience that was recorded before it was known.
@@ -267,6 +276,14 @@ class SqliteStorage(StoreReads, Forkable):
             pairs = [(slots[n], v) for n, v in zip(wanted.tolist(), values.tolist(), strict=True) if n in slots]
             if pairs:
                 places = np.array([slot for slot, _ in pairs], np.int32)
+                named = pairs[:_MOST_AUDITED]
+                transaction.audit(
+                    "priority",
+                    target=f"{len(pairs)} experiences"
+                    + (f", of which {len(named)} are named" if pairs != named else ""),
+                    before={str(saved.ids[slot]): float(saved.priorities[slot]) for slot, _ in named},
+                    after={str(saved.ids[slot]): value for slot, value in named},
+                )
                 transaction.save_index(sampling.IndexChange(places, np.array([v for _, v in pairs], np.float32)))
             return len(pairs)
 
@@ -392,6 +409,8 @@ class SqliteStorage(StoreReads, Forkable):
         if self.readonly:
             raise ReadOnlyStoreError(f"{self.path} was opened with readonly=True; open it again without, to write.")
 
+
+_MOST_AUDITED = 100  # experiences of one setting of priorities that the audit names
 
 _open_stores: "weakref.WeakSet[SqliteStorage]" = weakref.WeakSet()
 
