@@ -70,6 +70,25 @@ def write(connection: apsw.Connection, values: tuple[Any, ...], created_at: int)
     return [experience_id] if stored is not None else []
 
 
+def said(connection: apsw.Connection, values: tuple[Any, ...]) -> dict[str, Any] | None:
+    """What the source of a feedback (its `columns`) says now under the same key, without the words of it.
+
+    Returns:
+        ``reward``, and whether there is a ``comment`` and a ``demonstration``; ``None``: it says nothing.
+    """
+    column = "experience_id" if values[0] is not None else "episode_id"
+    rows = fetch(
+        connection,
+        f"""SELECT reward, comment IS NOT NULL, demonstration IS NOT NULL FROM feedback
+        WHERE {column} = ? AND source = ? AND key = ?""",  # noqa: S608 - one of two names
+        (values[0] if values[0] is not None else values[1], values[2], values[3]),
+    )
+    if not rows:
+        return None
+    reward, comment, demonstration = rows[0]
+    return {"reward": reward, "comment": bool(comment), "demonstration": bool(demonstration)}
+
+
 def waiting_for(connection: apsw.Connection, first: int, last: int) -> list[int]:
     """Which of the experiences first..last, just added, had feedback waiting for them."""
     ids = [r[0] for r in fetch(

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.experience import Feedback, Outcome, Transition
+from relive.storage import audit, sampling
 from relive.storage import feedback as feedback_rule
-from relive.storage import sampling
+from relive.storage.audit import AuditEntry
 from relive.storage.connection import errors_of
 from relive.storage.pool import Pool
 from relive.storage.protocol import Changes, Stored
@@ -134,6 +135,30 @@ class StoreReads:
         """All that was fed back about an experience and about its episode."""
         with errors_of(self.path), self._pool.reading() as connection:
             return feedback_rule.of_experience(connection, id)
+
+    def audit(
+        self,
+        *,
+        action: str | None = None,
+        who: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after: int | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
+    ) -> list[AuditEntry]:
+        """One page of what was done to the store, by whom and when; see `audit.entries`."""
+        with errors_of(self.path), self._pool.reading() as connection:
+            return audit.entries(
+                connection,
+                action=action,
+                who=who,
+                since=since,
+                until=until,
+                after=after,
+                limit=limit,
+                newest_first=newest_first,
+            )
 
     def changes(self, since: int) -> Changes:
         """What happened after a change number, by anyone."""

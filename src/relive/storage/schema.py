@@ -74,6 +74,18 @@ _VERSION_1 = (
     "CREATE TABLE index_state(one INTEGER PRIMARY KEY CHECK (one = 1), body BLOB NOT NULL) STRICT",
     f"""CREATE VIRTUAL TABLE state_text USING fts5(
         words, content='', contentless_delete=1, tokenize='{FTS5_TOKENIZER}')""",
+    # Who did what; see `audit`. at: microseconds since 1970 UTC. before, after: JSON; NULL: nothing.
+    """CREATE TABLE audit(
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
+        target TEXT NOT NULL, before TEXT, after TEXT) STRICT""",
+    """CREATE TRIGGER audit_unchanged BEFORE UPDATE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END""",
+    """CREATE TRIGGER audit_kept BEFORE DELETE ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END""",
+    # INSERT OR REPLACE would take an entry's place without a word; a number that is left out is negative here.
+    """CREATE TRIGGER audit_added BEFORE INSERT ON audit WHEN new.number > 0
+        AND new.number <= (SELECT coalesce(max(number), 0) FROM audit)
+        BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END""",
 )
 
 

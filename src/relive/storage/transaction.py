@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from relive.storage import audit, sampling
 from relive.storage import feedback as feedback_rule
-from relive.storage import sampling
 from relive.storage.codec import Compressor
 from relive.storage.connection import fetch
 from relive.storage.protocol import Changes, Stored
@@ -148,7 +148,17 @@ class Transaction:
 
     def feedback(self, values: tuple[Any, ...]) -> int:
         """Writes one feedback, settles rewards and outcomes; returns how many stored experiences it is about."""
+        before = feedback_rule.said(self.connection, values)
         ids = feedback_rule.write(self.connection, values, time.time_ns() // 1000)
+        after = feedback_rule.said(self.connection, values)
+        if after is not None:  # else it was about something that is gone
+            experience_id, episode_id, source, key = values[:4]
+            about = (
+                f"episode {audit.reference(self.connection, episode_id)}"
+                if episode_id is not None
+                else f"experience {experience_id}"
+            )
+            self.audit("feedback", who=source, target=f"{about}: {key}", before=before, after=after)
         if ids:
             feedback_rule.settle(self.connection, ids)
             self._note_ids(REWARDED, np.array(ids, np.int64))
@@ -156,6 +166,9 @@ class Transaction:
 
     def set_reward_rule(self, settings: Mapping[str, Any]) -> int:
         """Changes the settings of the reward rule and settles all that has feedback; returns how many that were."""
+        weights, success_at = feedback_rule.reward_rule(self.connection)
+        before = {"reward_weights": weights, "success_at": success_at}
+        self.audit("settings", target="reward rule", before={name: before[name] for name in settings}, after=settings)
         self.connection.executemany(
             "INSERT OR REPLACE INTO setting VALUES (?, ?)",
             [(name, msgspec.json.encode(value).decode()) for name, value in settings.items()],
@@ -194,6 +207,13 @@ class Transaction:
         self._bytes += len(body)
         self._note(REWARDED, number, number)
         return True
+
+    def audit(
+        self, action: str, *, who: str | None = None, target: str = "", before: Any = None, after: Any = None
+    ) -> None:
+        """Adds an entry to the audit; see `audit.add`."""
+        now = time.time_ns() // 1000
+        audit.add(self.connection, action, at=now, who=who, target=target, before=before, after=after)
 
     def changes(self, since: int) -> Changes:
         """What happened since, what this transaction did so far included."""
