@@ -90,7 +90,7 @@ class ArrayRows {
  public:
   // `convert(position of the field, value, whole column?)` returns the bytes of the value in the field's type, as an
   // array, or raises an error that names the field; it is asked for whatever is not of exactly that type already.
-  // `refuse(values, columns?)` raises the error for values that miss a field, have an unknown one or unequal lengths.
+  // `refuse(values)` raises the error for values that miss a field, have an unknown one or unequal lengths.
   ArrayRows(int64_t capacity, std::vector<Field> fields, nb::object convert, nb::object refuse)
       : fields_(std::move(fields)), convert_(std::move(convert)), refuse_(std::move(refuse)) {
     // Widest items first, so that each lies aligned without padding between fields.
@@ -118,10 +118,10 @@ class ArrayRows {
   void stage(const nb::dict& values) {
     for (const Field& field : fields_) {
       PyObject* value = PyDict_GetItemWithError(values.ptr(), field.name.ptr());
-      if (value == nullptr) refuse_(values, false);
+      if (value == nullptr) refuse_(values);
       if (!read_scalar(field, value)) read_value(field, value);
     }
-    if (values.size() != fields_.size()) refuse_(values, false);
+    if (values.size() != fields_.size()) refuse_(values);
   }
 
   // Stores the staged row.
@@ -145,7 +145,7 @@ class ArrayRows {
     for (size_t i = 0; i < fields_.size(); ++i) {
       const Field& field = fields_[i];
       PyObject* value = PyDict_GetItemWithError(values.ptr(), field.name.ptr());
-      if (value == nullptr) refuse_(values, true);
+      if (value == nullptr) refuse_(values);
       auto buffer = std::make_unique<Buffer>(value);
       int64_t rows = 0;
       if (buffer->fits(field, 1)) {
@@ -156,10 +156,10 @@ class ArrayRows {
         rows = buffer->rows() / field.bytes;
       }
       if (i == 0) result.rows_ = rows;
-      if (rows != result.rows_) refuse_(values, true);
+      if (rows != result.rows_) refuse_(values);
       result.buffers_.push_back(std::move(buffer));
     }
-    if (values.size() != fields_.size()) refuse_(values, true);
+    if (values.size() != fields_.size()) refuse_(values);
     return result;
   }
 

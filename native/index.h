@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "kernels.h"
@@ -126,17 +127,13 @@ class Index {
 
   // ---- Writes.
 
-  // Adds one item, in place of the oldest where the buffer is full, and returns its id; a negative priority means none.
-  // The priority must not be NaN, infinite or too large.
-  int64_t push(double priority) {
+  // Adds one item, in place of the oldest where the buffer is full, and returns its id; without a priority it gets the
+  // default one. When the priority is bad nothing is done, and the result is -1.
+  int64_t push(std::optional<double> priority) {
+    if (priority && first_bad(&*priority, 1) >= 0) return -1;
+    const float given = priority ? leaves_[0] : 0.0f;
     if (size() == capacity_) evict(slots_.oldest(1).data(), 1);
-    float leaf;
-    if (priority < 0.0) {
-      leaf = default_leaf();
-    } else {
-      to_leaves(&priority, 1);
-      leaf = leaves_[0];
-    }
+    const float leaf = priority ? given : default_leaf();
     const int64_t id = slots_.next_id();
     work_.assign(1, slots_.insert(id));
     tree_.write(work_.data(), &leaf, 1);

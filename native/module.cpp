@@ -95,7 +95,8 @@ static void bind_index(nb::module_& m) {
             return index.first_bad(priorities.data(), length(priorities));
           },
           "priorities"_a, "Position of the first priority that cannot be kept, or -1.")
-      .def("push", &Index::push, "priority"_a, "Adds one, evicting the oldest when full; negative: default priority.")
+      .def("push", &Index::push, "priority"_a.none(),
+           "Adds one in place of the oldest when full, and returns its id; None: default priority; -1: a bad one.")
       .def(
           "propose",
           [](const Index& index, const In<int64_t>& victims, int64_t count) {
@@ -209,13 +210,13 @@ static void bind_rows(nb::module_& m) {
            "Where each field of `count` rows lies behind `head` bytes in a block, and the block's length.")
       .def(
           "push",
-          [](ArrayRows& rows, Index& index, const nb::dict& values, double priority) {
+          [](ArrayRows& rows, Index& index, const nb::dict& values, std::optional<double> priority) {
             rows.stage(values);
             const int64_t id = index.push(priority);
-            rows.commit(index.slots().find(id));
+            if (id >= 0) rows.commit(index.slots().find(id));
             return id;
           },
-          "index"_a, "values"_a, "priority"_a, "Adds one row in place of the oldest; negative: default priority.")
+          "index"_a, "values"_a, "priority"_a.none(), "Adds one row; see Index.push.")
       .def(
           "extend",
           [](ArrayRows& rows, Index& index, const nb::dict& values) {

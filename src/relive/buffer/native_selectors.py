@@ -5,17 +5,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from relive.buffer._core import Drawing
+from relive.buffer._core import ArrayRows, Drawing
+from relive.buffer.blocks import Block, Layout, Layouts
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.rows import Ids
 from relive.buffer.selector import Selection, Selector
 
 
 class Prioritized(Selector):
-    """Draws in proportion to priority^alpha, with replacement (Schaul et al. 2016, "Prioritized Experience Replay").
+    """Draws in proportion to priority^alpha (Schaul et al. 2016, "Prioritized Experience Replay").
 
     P(i) = p_i^alpha / sum_k p_k^alpha, and importance weights w_i = (N P(i))^-beta / max w, never above 1. An explicit
     priority of 0 is never drawn. When a batch asks for more than can be drawn, it holds each of those once.
+
+    Priorities are kept as float32. With replacement the weights (at beta 1) make a batch's mean an unbiased estimate of
+    the mean over the buffer. Without replacement they are the same, computed from the probabilities of a first draw:
+    then items of high priority, which can come only once, count for less than they should, by a little while the batch
+    is small beside the buffer.
 
     Args:
         alpha: How far priorities count, at least 0; 0 makes draws uniform (over all with a positive priority).
@@ -25,7 +31,8 @@ class Prioritized(Selector):
         weights: What the largest weight is taken over: the ``"batch"`` (default: the largest in every batch is 1) or
             the whole ``"buffer"`` (the same scale in every batch, and small while one stored priority is very small).
         stratified: One draw from each of B equal shares of the total (section 3.3 of the paper), which lowers the
-            variance; False draws independently.
+            variance; False draws independently. Draws without replacement are never stratified.
+        replacement: Whether one batch may hold an experience several times.
 
     Raises:
         BufferSettingError: a setting is out of range.
@@ -42,6 +49,7 @@ class Prioritized(Selector):
         epsilon: float = 1e-6,
         weights: Literal["batch", "buffer"] = "batch",
         stratified: bool = True,
+        replacement: bool = True,
     ) -> None:
         _check("alpha", alpha, 0.0, math.inf)
         _check("beta", beta, 0.0, 1.0)
@@ -55,14 +63,23 @@ class Prioritized(Selector):
         self.epsilon = float(epsilon)
         self.weights = weights
         self.stratified = stratified
+        self.replacement = replacement
         self._drawing = Drawing.STRATIFIED if stratified else Drawing.INDEPENDENT
+        if not replacement:
+            self._drawing = Drawing.DISTINCT
+
+    def draw(self, layout: Layout, rows: ArrayRows | None) -> Block:
+        """Draws as many experiences as the layout has room for, their fields with them, and moves beta on."""
+        block = Block(layout)
+        over_buffer = self.weights == "buffer"
+        index = self.view.index
+        block.drawn = index.draw(block.memory, layout.count, self._drawing, self.beta, over_buffer, rows)
+        self.beta = min(1.0, self.beta + self.beta_increment)
+        return block
 
     def select(self, count: int) -> Selection:
         """Draws `count` experiences and moves beta on. O(count log N)."""
-        block = np.empty(4 * count, dtype=np.int64)
-        drawn = self.view.index.draw(block, count, self._drawing, self.beta, self.weights == "buffer")
-        self.beta = min(1.0, self.beta + self.beta_increment)
-        return _selection(block, count, drawn)
+        return _selection(self.draw(_layouts(count), None))
 
     def state_dict(self) -> dict[str, Any]:
         """The present beta."""
@@ -83,11 +100,15 @@ class Uniform(Selector):
     alpha = 0.0
     follows = False
 
+    def draw(self, layout: Layout, rows: ArrayRows | None) -> Block:
+        """Draws as many experiences as the layout has room for, their fields with them."""
+        block = Block(layout)
+        block.drawn = self.view.index.draw(block.memory, layout.count, Drawing.INDEPENDENT, rows=rows)
+        return block
+
     def select(self, count: int) -> Selection:
         """Draws `count` experiences. O(count)."""
-        block = np.empty(4 * count, dtype=np.int64)
-        drawn = self.view.index.draw(block, count, Drawing.INDEPENDENT)
-        return _selection(block, count, drawn)
+        return _selection(self.draw(_layouts(count), None))
 
 
 class Fifo(Selector):
@@ -105,14 +126,11 @@ class Fifo(Selector):
         return self.view.index.oldest(count)
 
 
-def _selection(block: Ids, count: int, drawn: int) -> Selection:
-    """Cuts a block of the native draw into its four arrays."""
-    return Selection(
-        ids=block[:drawn],
-        slots=block[count : count + drawn],
-        probabilities=block[2 * count : 2 * count + drawn].view(np.float64),
-        weights=block[3 * count : 3 * count + drawn].view(np.float64),
-    )
+_layouts = Layouts()
+
+
+def _selection(block: Block) -> Selection:
+    return Selection(ids=block.ids, slots=block.slots, probabilities=block.probabilities, weights=block.weights)
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

@@ -19,22 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer._core import Index
+from relive.buffer.arrays import ArrayStorage, Columns
 from relive.buffer.batch import Batch, BufferStats
+from relive.buffer.blocks import Block, Layouts
+from relive.buffer.checks import count_of, float_of, floats_of, ids_of, part_of, positive, refusal
 from relive.buffer.errors import (
     BufferSettingError,
     BufferStateError,
     InvalidPriorityError,
     NotEnoughExperiencesError,
 )
-from relive.buffer.native_selectors import Fifo, Prioritized
-from relive.buffer.rows import NO_IDS, Changes, Floats, Ids, ObjectRows, Rows
-from relive.buffer.selector import BufferView, Selector
+from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
+from relive.buffer.rows import NO_IDS, Changes, Experiences, Floats, Ids, ObjectRows, Rows
+from relive.buffer.selector import BufferView, Selection, Selector
 
 STATE_VERSION = 1
 """Version of the shape of `ReplayBuffer.state_dict`."""
-
-LARGEST_PRIORITY = float(np.finfo(np.float32).max)
-"""Priorities are kept as float32."""
 
 
 class ReplayBuffer:
@@ -63,8 +63,12 @@ class ReplayBuffer:
         priority: Callable[[Any], float] | None = None,
         seed: int | None = 0,
     ) -> None:
-        self._capacity = _positive("capacity", capacity)
-        self._rows: Rows = ObjectRows() if storage is None else storage
+        self._capacity = positive("capacity", capacity)
+        rows = ObjectRows() if storage is None else storage
+        self._rows: Rows = rows
+        self._arrays: ArrayStorage | None = rows if isinstance(rows, ArrayStorage) else None
+        if self._arrays is not None:
+            self._arrays.allocate(self._capacity)
         self._sampler: Selector = Prioritized() if sampler is None else sampler
         self._remover: Selector = Fifo() if remover is None else remover
         self._priority_rule = priority
@@ -78,10 +82,13 @@ class ReplayBuffer:
         for selector in self._selectors:
             selector.bind(self._view)
         self._followers = [selector for selector in self._selectors if selector.follows]
-        # The common case, which `add` serves without arrays: Python objects of which the oldest leaves.
-        self._object_list: ObjectRows | None = None
-        if type(self._rows) is ObjectRows and type(self._remover) is Fifo and not self._followers:
-            self._object_list = self._rows
+        # The common cases go straight to the native core: additions of which the oldest leaves and that nobody follows,
+        # and draws by its own samplers.
+        self._direct: ObjectRows | ArrayStorage | None = None
+        if isinstance(rows, ObjectRows | ArrayStorage) and type(self._remover) is Fifo and not self._followers:
+            self._direct = rows
+        self._drawer = self._sampler if isinstance(self._sampler, Prioritized | Uniform) else None
+        self._layouts = Layouts() if self._arrays is None else self._arrays.layouts
         self._lock = threading.RLock()
         self._added = 0
         self._evicted = 0
@@ -103,32 +110,31 @@ class ReplayBuffer:
 
         Raises:
             InvalidPriorityError: the priority is NaN, infinite, negative or too large; nothing was added.
+            SchemaError: rows of arrays, and the experience does not have their fields; nothing was added.
         """
         with self._lock:
-            items = self._object_list
-            if items is None:
+            direct = self._direct
+            if direct is None:
                 return int(self.add_batch([experience], None if priority is None else [priority])[0])
             if priority is None and self._priority_rule is not None:
                 priority = self._priority_rule(experience)
-            if priority is None:
-                given = -1.0
-            else:
-                given = _number(priority)
-                if not 0.0 <= given <= LARGEST_PRIORITY:
-                    raise InvalidPriorityError(_refusal("the new experience", given))
+            if priority is not None:
+                priority = float_of(priority)
             index = self._index
-            if index.size == self._capacity:
-                self._evicted += 1
-            id_ = index.push(given)
-            items.put(index.slot(id_), experience)
+            full = index.size == self._capacity
+            id_ = direct.push(index, experience, priority)
+            if priority is not None and id_ < 0:
+                raise refusal("the new experience", priority)
+            self._evicted += full
             self._added += 1
             return id_
 
-    def add_batch(self, experiences: Sequence[Any], priorities: npt.ArrayLike | None = None) -> Ids:
+    def add_batch(self, experiences: Experiences, priorities: npt.ArrayLike | None = None) -> Ids:
         """Adds experiences in order. Of more than the capacity only the last ones stay; the others count as evicted.
 
         Args:
-            experiences: Any objects.
+            experiences: Any objects; for rows of arrays a mapping from each field to an array ``[B, ...]``, or a
+                sequence of single mappings.
             priorities: One raw priority for each; ``None``: as in `add`.
 
         Returns:
@@ -136,34 +142,49 @@ class ReplayBuffer:
 
         Raises:
             InvalidPriorityError: a priority is bad, or there is not one for each; nothing was added.
+            SchemaError: rows of arrays, and the experiences do not have their fields; nothing was added.
         """
         with self._lock:
-            count = len(experiences)
+            if self._arrays is not None:
+                if self._direct is not None and priorities is None and self._priority_rule is None:
+                    size, first = self._index.size, self._index.next_id
+                    count = self._arrays.extend(self._index, experiences)
+                    if count >= 0:
+                        self._added += count
+                        self._evicted += max(0, size + count - self._capacity)
+                        return np.arange(first, first + count, dtype=np.int64)
+                experiences = self._arrays.columns(experiences)
+            elif not isinstance(experiences, Sequence | np.ndarray):
+                experiences = list(experiences)
             given = self._new_priorities(experiences, priorities)
-            parts = [
-                self._append(experiences[start : start + self._capacity], _part(given, start, self._capacity))
-                for start in range(0, count, self._capacity)
-            ]
+            parts = []
+            for start in range(0, count_of(experiences), self._capacity):
+                stop = start + self._capacity
+                parts.append(
+                    self._append(part_of(experiences, start, stop), None if given is None else given[start:stop])
+                )
             return parts[0] if len(parts) == 1 else np.concatenate([NO_IDS, *parts])
 
-    def _new_priorities(self, experiences: Sequence[Any], priorities: npt.ArrayLike | None) -> Floats | None:
+    def _new_priorities(self, experiences: Experiences, priorities: npt.ArrayLike | None) -> Floats | None:
         """The priorities of new experiences, checked; ``None``: the largest stored one for each."""
         if priorities is None:
             if self._priority_rule is None:
                 return None
-            priorities = [self._priority_rule(experience) for experience in experiences]
-        array = _floats("priorities", priorities)
-        if len(array) != len(experiences):
-            raise InvalidPriorityError(f"There are {len(array)} priorities for {len(experiences)} experiences.")
+            each = experiences.rows() if isinstance(experiences, Columns) else experiences
+            priorities = [self._priority_rule(experience) for experience in each]
+        array = floats_of("priorities", priorities)
+        count = count_of(experiences)
+        if len(array) != count:
+            raise InvalidPriorityError(f"There are {len(array)} priorities for {count} experiences.")
         bad = self._index.first_bad(array)
         if bad >= 0:
-            raise InvalidPriorityError(_refusal(f"experience {bad} of the new ones", array[bad]))
+            raise refusal(f"experience {bad} of the new ones", array[bad])
         return array
 
-    def _append(self, experiences: Sequence[Any], priorities: Floats | None) -> Ids:
+    def _append(self, experiences: Experiences, priorities: Floats | None) -> Ids:
         """Adds at most as many experiences as the capacity, with checked priorities."""
         index = self._index
-        count = len(experiences)
+        count = count_of(experiences)
         excess = index.size + count - self._capacity
         victims = self._remover.victims(excess) if excess > 0 else NO_IDS
         if priorities is None and (self._rows.keeps_priorities or self._followers):
@@ -175,7 +196,7 @@ class ReplayBuffer:
         self._commit(victims, ids, priorities, experiences)
         return ids
 
-    def _commit(self, victims: Ids, ids: Ids, priorities: Floats | None, experiences: Sequence[Any]) -> None:
+    def _commit(self, victims: Ids, ids: Ids, priorities: Floats | None, experiences: Experiences) -> None:
         """Tells index and selectors what the rows already hold."""
         if len(victims):
             for selector in self._followers:
@@ -192,7 +213,7 @@ class ReplayBuffer:
     def remove(self, ids: npt.ArrayLike) -> int:
         """Takes experiences out, and returns how many were still there."""
         with self._lock:
-            wanted = np.unique(_ids(ids))
+            wanted = np.unique(ids_of(ids))
             live = wanted[self._index.find(wanted) >= 0]
             self._evict(live)
             return len(live)
@@ -224,21 +245,27 @@ class ReplayBuffer:
         with self._lock:
             if self._rows.has_own_ids:
                 self.follow()
-            if strict and self._index.drawable < count:
-                raise self._not_enough(self._index.drawable, count)
-            selection = self._sampler.select(count)
-            ids = selection.ids
-            if strict and len(ids) < count:
-                raise self._not_enough(len(ids), count)
-            slots = self._index.find(ids) if selection.slots is None else selection.slots
-            self._sampled += len(ids)
-            return Batch(
-                ids=ids,
-                weights=np.ones(len(ids)) if selection.weights is None else selection.weights,
-                probabilities=selection.probabilities,
-                experiences=self._rows.get(ids, slots),
-                requested=count,
-            )
+            index = self._index
+            drawable = index.drawable
+            if strict and drawable < count:
+                raise self._not_enough(drawable, count)
+            drawn: Block | Selection
+            experiences: Experiences
+            if self._drawer is not None:
+                # Asking for one more than there are is enough to get each once, whatever was asked for.
+                layout = self._layouts(min(count, drawable + 1))
+                drawn = self._drawer.draw(layout, None if self._arrays is None else self._arrays.native)
+                experiences = drawn if self._arrays is not None else self._rows.get(drawn.ids, drawn.slots)
+                number = drawn.drawn
+            else:
+                drawn = self._sampler.select(count)
+                number = len(drawn.ids)
+                if strict and number < count:
+                    raise self._not_enough(number, count)
+                slots = index.find(drawn.ids) if drawn.slots is None else drawn.slots
+                experiences = self._rows.get(drawn.ids, slots)
+            self._sampled += number
+            return Batch(drawn, experiences, requested=count, newest=index.next_id - 1)
 
     def _not_enough(self, available: int, count: int) -> NotEnoughExperiencesError:
         return NotEnoughExperiencesError(
@@ -315,11 +342,11 @@ class ReplayBuffer:
         if (priorities is None) == (td_errors is None):
             raise InvalidPriorityError("Pass exactly one of priorities and td_errors.")
         if td_errors is None:
-            values = _floats("priorities", priorities)
+            values = floats_of("priorities", priorities)
         else:
             epsilon: float = getattr(self._sampler, "epsilon", 1e-6)
-            values = np.abs(_floats("td_errors", td_errors)) + epsilon
-        wanted = _ids(ids)
+            values = np.abs(floats_of("td_errors", td_errors)) + epsilon
+        wanted = ids_of(ids)
         if len(wanted) != len(values):
             raise InvalidPriorityError(f"There are {len(values)} values for {len(wanted)} ids.")
         with self._lock:
@@ -337,7 +364,7 @@ class ReplayBuffer:
     def _check_priorities(self, ids: Ids, priorities: Floats) -> None:
         bad = self._index.first_bad(priorities)
         if bad >= 0:
-            raise InvalidPriorityError(_refusal(f"experience {ids[bad]}", priorities[bad]))
+            raise refusal(f"experience {ids[bad]}", priorities[bad])
 
     def _set_priorities(self, ids: Ids, priorities: Floats) -> int:
         """Sets the priorities of stored ids everywhere."""
@@ -355,7 +382,7 @@ class ReplayBuffer:
         With ``alpha=0`` raw values are not kept: each positive one reads as 1.
         """
         with self._lock:
-            return self._index.priorities(_ids(ids))
+            return self._index.priorities(ids_of(ids))
 
     # ---- State
 
@@ -463,42 +490,3 @@ class ReplayBuffer:
             self._evicted = counters["evicted"]
             self._sampled = counters["sampled"]
             self._stale_updates = counters["stale_updates"]
-
-
-def _positive(name: str, value: int) -> int:
-    number = operator.index(value)
-    if number < 1:
-        raise BufferSettingError(f"{name} is {number}; it must be at least 1.")
-    return number
-
-
-def _ids(ids: npt.ArrayLike) -> Ids:
-    array = np.asarray(ids)
-    if array.dtype.kind not in "iu" and array.size:
-        raise BufferSettingError(f"ids have type {array.dtype}; they must be integers.")
-    return np.ascontiguousarray(array, dtype=np.int64).reshape(-1)
-
-
-def _floats(name: str, values: npt.ArrayLike | None) -> Floats:
-    try:
-        return np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
-    except (TypeError, ValueError) as error:
-        raise InvalidPriorityError(f"{name} must be numbers: {error}") from error
-
-
-def _number(value: float) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidPriorityError(f"The priority must be a number: {error}") from error
-
-
-def _part(values: Floats | None, start: int, length: int) -> Floats | None:
-    return None if values is None else values[start : start + length]
-
-
-def _refusal(whose: str, priority: float) -> str:
-    return (
-        f"The priority of {whose} is {priority}; it must be a finite number from 0 to {LARGEST_PRIORITY:.2g}. "
-        "Nothing was changed."
-    )

@@ -32,11 +32,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from relive.buffer._core import Index, take
 from relive.buffer.errors import BufferStateError
 from relive.experience import Transition
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+Experiences = Any
+"""Many experiences: a sequence, or for rows of arrays a mapping from each field to an array ``[B, ...]``."""
 
 NO_IDS: Ids = np.empty(0, dtype=np.int64)
 NO_FLOATS: Floats = np.empty(0, dtype=np.float64)
@@ -90,7 +94,7 @@ class Rows(Protocol):
     has_own_ids: bool
     """Whether `append` returns ids, and `changes` is asked before every draw."""
 
-    def append(self, experiences: Sequence[Any], priorities: Floats | None, victims: Ids, slots: Ids) -> Ids | None:
+    def append(self, experiences: Experiences, priorities: Floats | None, victims: Ids, slots: Ids) -> Ids | None:
         """Stores the experiences and drops the victims, or raises and changes nothing.
 
         Args:
@@ -108,7 +112,7 @@ class Rows(Protocol):
         """Drops rows without adding any (a limit on age or bytes, `ReplayBuffer.remove`)."""
         ...
 
-    def get(self, ids: Ids, slots: Ids) -> Sequence[Any]:
+    def get(self, ids: Ids, slots: Ids) -> Experiences:
         """The experiences with these ids (all stored; an id may come twice), in this order."""
         ...
 
@@ -156,7 +160,14 @@ class ObjectRows:
             items.extend([None] * (slot + 1 - len(items)))
         items[slot] = experience
 
-    def append(self, experiences: Sequence[Any], priorities: Floats | None, victims: Ids, slots: Ids) -> None:
+    def push(self, index: Index, experience: Any, priority: float | None) -> int:
+        """Adds one experience in place of the oldest, and returns its id, or -1 where the priority is bad."""
+        id_ = index.push(priority)
+        if id_ >= 0:
+            self.put(index.slot(id_), experience)
+        return id_
+
+    def append(self, experiences: Experiences, priorities: Floats | None, victims: Ids, slots: Ids) -> None:
         """Puts each experience into its slot. Victims whose slot is not taken again are dropped by `evict`."""
         for slot, experience in zip(slots.tolist(), experiences, strict=True):
             self.put(slot, experience)
@@ -168,8 +179,7 @@ class ObjectRows:
 
     def get(self, ids: Ids, slots: Ids) -> list[Any]:
         """The objects in these slots."""
-        items = self._items
-        return [items[slot] for slot in slots.tolist()]
+        return take(self._items, slots)
 
     def set_priorities(self, ids: Ids, priorities: Floats) -> None:
         """Nothing to do: the index keeps the priorities."""

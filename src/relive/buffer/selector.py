@@ -15,7 +15,7 @@ import numpy as np
 
 from relive.buffer._core import Index
 from relive.buffer.errors import BufferSettingError
-from relive.buffer.rows import Floats, Ids, Rows
+from relive.buffer.rows import Experiences, Floats, Ids, Rows
 
 
 class Selection(msgspec.Struct):
@@ -75,7 +75,7 @@ class BufferView:
         """The raw priority of each id; NaN where it is not stored."""
         return self.index.priorities(ids)
 
-    def experiences(self, ids: Ids) -> Sequence[Any]:
+    def experiences(self, ids: Ids) -> Experiences:
         """The experiences with these ids, which must be stored."""
         return self.rows.get(ids, self.index.find(ids))
 

@@ -1,0 +1,82 @@
+"""Checks of what users pass to a buffer: values in the types that the native core takes, or an error that says what."""
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.buffer.arrays import Columns
+from relive.buffer.errors import BufferSettingError, InvalidPriorityError
+from relive.buffer.rows import Experiences, Floats, Ids
+
+LARGEST_PRIORITY = float(np.finfo(np.float32).max)
+"""Priorities are kept as float32."""
+
+
+def positive(name: str, value: int) -> int:
+    """A whole number of at least 1.
+
+    Raises:
+        BufferSettingError: it is smaller.
+    """
+    number = operator.index(value)
+    if number < 1:
+        raise BufferSettingError(f"{name} is {number}; it must be at least 1.")
+    return number
+
+
+def ids_of(ids: npt.ArrayLike) -> Ids:
+    """Ids as int64 ``[B]``.
+
+    Raises:
+        BufferSettingError: they are not integers.
+    """
+    if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1 and ids.flags.c_contiguous:
+        return ids
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu" and array.size:
+        raise BufferSettingError(f"ids have type {array.dtype}; they must be integers.")
+    return np.ascontiguousarray(array, dtype=np.int64).reshape(-1)
+
+
+def floats_of(name: str, values: npt.ArrayLike | None) -> Floats:
+    """Priorities or errors as float64 ``[B]``.
+
+    Raises:
+        InvalidPriorityError: they are not numbers.
+    """
+    try:
+        return np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise InvalidPriorityError(f"{name} must be numbers: {error}") from error
+
+
+def float_of(value: Any) -> float:
+    """One priority.
+
+    Raises:
+        InvalidPriorityError: it is not a number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidPriorityError(f"The priority must be a number: {error}") from error
+
+
+def refusal(whose: str, priority: float) -> InvalidPriorityError:
+    """The error for a priority that cannot be kept."""
+    return InvalidPriorityError(
+        f"The priority of {whose} is {priority}; it must be a finite number from 0 to {LARGEST_PRIORITY:.2g}. "
+        "Nothing was changed."
+    )
+
+
+def count_of(experiences: Experiences) -> int:
+    """How many experiences there are."""
+    return experiences.count if isinstance(experiences, Columns) else len(experiences)
+
+
+def part_of(experiences: Experiences, start: int, stop: int) -> Experiences:
+    """The experiences from `start` up to `stop`."""
+    return experiences.part(start, stop) if isinstance(experiences, Columns) else experiences[start:stop]
