@@ -2,12 +2,18 @@
 
 import typer
 
-from relive.cli import doctor, local, look
+from relive.cli import care, doctor, exchange, local, look
 
 
 def register(app: typer.Typer) -> None:
     """Adds every command to the program."""
     app.command()(look.stats)
     app.add_typer(look.experiences, name="experiences")
+    app.command("import")(exchange.import_experiences)
+    app.command("export")(exchange.export_experiences)
+    app.command()(care.check)
+    app.command()(care.recover)
+    app.command()(care.backup)
+    app.command()(care.compact)
     app.add_typer(local.local, name="local")
     app.command()(doctor.doctor)
