@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from relive import ReliveError
-from relive.llm import BadAnswerError, BadRequestError, PriceTable, Upstream, UpstreamError, call
+from relive.llm import BadAnswerError, BadRequestError, PriceTable, UnreachableError, Upstream, UpstreamError, call
 
 KEY = "sk-test-AAAABBBBCCCCDDDD"
 BIG = 2**70 + 1
@@ -241,6 +241,13 @@ def test_a_proxy_of_the_environment_is_used_for_other_hosts(
     with Upstream("http://model.example/v1", "m") as upstream:
         assert upstream.chat_sync(say).text == "hello"
     assert provider.requests[0][2]["Host"] == "model.example"
+
+
+def test_a_server_without_tls_is_not_tried_again_over_tls(provider: Any, say: Any, clock: Any) -> None:
+    url = provider.base_url.replace("http://", "https://")
+    with Upstream(url, "m", **clock.options) as upstream, pytest.raises(UnreachableError, match="TLS failed") as caught:
+        upstream.chat_sync(say)
+    assert len(caught.value.attempts) == 1
 
 
 def test_models_are_listed(provider: Any) -> None:

@@ -218,6 +218,9 @@ def _reason(cause: BaseException) -> str:
     """Why a connection failed, in the operating system's words where it has some."""
     if isinstance(cause, aiohttp.ClientConnectorDNSError):
         return "the host's name is not known"
+    source = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
+    if isinstance(source, ssl.SSLError):
+        return f"TLS failed: {getattr(source, 'verify_message', None) or source.reason or source}"
     number = getattr(cause, "errno", None)
     if isinstance(number, int) and number > 0:
         return os.strerror(number)

@@ -312,8 +312,9 @@ _KEYS = re.compile(
 
 def quote(words: str, key: str | None = None) -> str:
     """Outside text made fit for a message: one line without control characters, keys blanked out, cut short."""
-    if key:
-        words = words.replace(key, "[key]")
+    if key:  # a placeholder such as "x" is no secret, and its letter occurs in words
+        edge = r"\b" if len(key) < 8 else ""
+        words = re.sub(f"{edge}{re.escape(key)}{edge}", "[key]", words)
     words = "".join(c if c.isprintable() else " " for c in words[: 20 * LONGEST_QUOTE])
     words = _KEYS.sub(lambda match: f"{match[1] or ''}[key]", " ".join(words.split())).rstrip(".")
     return words if len(words) <= LONGEST_QUOTE else words[: LONGEST_QUOTE - 3] + "..."
