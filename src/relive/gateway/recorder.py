@@ -1,0 +1,311 @@
+"""Recording that never holds up an answer for long, and never loses a record it can keep.
+
+A record goes to the store, and the answer waits for it, but at most `WAIT` seconds; then the answer goes out and the
+record is *pending*. While something has been pending for longer than that the store counts as stuck: nothing waits for
+it, and new records go to the spool on disk; only if that fails too are they kept in memory, bounded, and beyond the
+bound they are lost, counted and said. When the store takes writes again the spool is stored.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from relive.errors import ReliveError
+from relive.experience import Feedback, Transition
+from relive.gateway.spool import Spool, Waiting, encode_record
+from relive.storage.redaction import Redactor
+from relive.storage.sqlite import SqliteStorage
+from relive.storage.transaction import Transaction
+
+WAIT = 0.05
+"""Seconds that an answer waits for its record."""
+
+STUCK = 4
+"""So many times that wait without an acknowledgement, and the store counts as stuck."""
+
+MOST_OUTSTANDING = 2_048
+"""Records given to the store and not yet acknowledged; beyond, new ones go to the spool."""
+
+MOST_MEMORY = 32 << 20
+"""Bytes of records kept in memory while neither store nor spool takes them."""
+
+RETRY = 1.0
+"""Seconds between attempts to store what waits."""
+
+_BATCH = 64
+
+Kept = Literal["stored", "pending"]
+Safe = Callable[[int | None], None]
+_log = logging.getLogger("relive.gateway")
+
+
+class RecorderStats(msgspec.Struct):
+    """Counts since the start.
+
+    Attributes:
+        stored: Records that the store acknowledged.
+        pending: Answers that went out before their record was acknowledged.
+        spooled: Records and feedback that went through the spool.
+        lost: Records that neither store, spool nor memory could take.
+        refused: Records that the store cannot hold; they are lost too.
+    """
+
+    stored: int = 0
+    pending: int = 0
+    spooled: int = 0
+    lost: int = 0
+    refused: int = 0
+
+
+class _Held(NamedTuple):
+    """Something kept in memory."""
+
+    uid: bytes
+    item: Transition | Feedback
+    size: int
+    safe: Safe
+
+
+class Recorder:
+    """Records into one store.
+
+    Args:
+        storage: The store.
+        spool: Where records wait when the store does not take them.
+        redact: Takes secrets out of what goes to the spool; the store's own.
+        wait: Seconds that an answer waits for its record.
+        sleep: Waits between attempts.
+
+    Attributes:
+        stats: What became of records so far.
+    """
+
+    def __init__(
+        self,
+        storage: SqliteStorage,
+        spool: Spool,
+        *,
+        redact: Redactor | None,
+        wait: float = WAIT,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self.stats = RecorderStats()
+        self._storage = storage
+        self._spool = spool
+        self._redact = redact
+        self._wait = wait
+        self._sleep = sleep
+        self._outstanding: dict[asyncio.Future[Any], float] = {}  # in the order they were given to the store
+        self._held: deque[_Held] = deque()
+        self._held_bytes = 0
+        self._failing = False
+        self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Records and feedback that wait in the spool or in memory."""
+        return self._spool.waiting + len(self._held)
+
+    @property
+    def outstanding(self) -> int:
+        """Records that were given to the store and not yet acknowledged."""
+        return len(self._outstanding)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the store does not take writes at the moment."""
+        if self._failing or not self._outstanding:
+            return self._failing
+        oldest = next(iter(self._outstanding.values()))
+        late = asyncio.get_running_loop().time() - oldest > STUCK * self._wait
+        return late or len(self._outstanding) >= MOST_OUTSTANDING
+
+    async def record(self, transition: Transition, uid: bytes, safe: Safe) -> Kept:
+        """Records a call.
+
+        Args:
+            transition: The record.
+            uid: Its identity.
+            safe: Called once nothing more needs to be kept for it: it is stored (then with its id, unless its uid was
+                stored before), on the disk, or lost for good.
+
+        Returns:
+            Whether it was acknowledged within the time that an answer waits.
+        """
+        if self.stuck:
+            self._put_aside(uid, transition, safe)
+            self.stats.pending += 1
+            return "pending"
+        storing = asyncio.wrap_future(self._storage.write(lambda t: self._append(t, [transition], [uid])[0]))
+        self._outstanding[storing] = asyncio.get_running_loop().time()
+        storing.add_done_callback(partial(self._finished, uid=uid, transition=transition, safe=safe))
+        await asyncio.wait((storing,), timeout=self._wait)
+        if storing.done() and storing.exception() is None:
+            return "stored"
+        self.stats.pending += 1
+        return "pending"
+
+    async def attempts(self, transitions: list[Transition], parent: int) -> None:
+        """Records failed attempts under the record of their call; they are never drawn."""
+        rows = [msgspec.structs.replace(transition, parent=parent) for transition in transitions]
+        if not self.stuck:
+            await asyncio.wrap_future(self._storage.append_soon(rows, priorities=[0.0] * len(rows)))
+
+    async def next_state(self, uid: bytes, value: Any) -> None:
+        """Keeps what an agent saw after a recorded step; nothing if the step is not stored."""
+
+        def keep() -> None:
+            number = self._storage.ids_of([uid])[0]
+            if number is not None:
+                self._storage.set_next_state(number, value)
+
+        if not self.stuck:
+            await asyncio.to_thread(keep)
+
+    async def feedback(self, feedback: Feedback, *, patience: float = 5.0) -> int | None:
+        """Keeps feedback.
+
+        Returns:
+            How many experiences it is about; ``None``: the store takes it later.
+
+        Raises:
+            InvalidExperienceError: the store cannot hold it.
+        """
+        if not self.stuck:
+            storing = asyncio.wrap_future(self._storage.feedback_soon(feedback))
+            await asyncio.wait((storing,), timeout=patience)
+            if not storing.done():
+                storing.add_done_callback(_seen)
+                return None
+            if storing.exception() is None or not _transient(storing.exception()):
+                return int(storing.result())
+        self._put_aside(bytes(16), feedback, _nothing)
+        return None
+
+    async def recover(self, calls: list[Waiting]) -> None:
+        """Stores what a dead process left behind; what is stored already stays as it is.
+
+        Raises:
+            StorageError: the store does not take it now.
+        """
+        for start in range(0, len(calls), _BATCH):
+            await self._store(calls[start : start + _BATCH])
+
+    async def recover_spool(self) -> int:
+        """Stores what dead processes left in the spool; gives how many.
+
+        Raises:
+            StorageError: the store does not take it now.
+        """
+        count = 0
+        for batch in self._spool.left_behind(_BATCH):
+            await self._store(batch)
+            count += len(batch)
+        return count
+
+    async def close(self, patience: float = 10.0) -> None:
+        """Waits for what was given to the store; what the store does not take is in the spool, for the next start."""
+        if self._outstanding:
+            await asyncio.wait(tuple(self._outstanding), timeout=patience)
+        if self._draining is not None:
+            self._draining.cancel()
+            await asyncio.gather(self._draining, return_exceptions=True)
+        while self._held:
+            held = self._held.popleft()
+            try:
+                self._spool.put(held.uid, held.item)
+            except OSError:
+                self._lose()
+            held.safe(None)
+        self._spool.close()
+
+    def _append(self, transaction: Transaction, rows: list[Transition], uids: list[bytes]) -> list[int | None]:
+        """Runs in the writer's thread, so that encoding holds up no other call."""
+        return transaction.append(self._storage.encode(rows, uids=uids))
+
+    def _finished(self, storing: "asyncio.Future[Any]", *, uid: bytes, transition: Transition, safe: Safe) -> None:
+        """The store took a record, or did not."""
+        del self._outstanding[storing]
+        error = None if storing.cancelled() else storing.exception()
+        if error is None and not storing.cancelled():
+            self.stats.stored += 1
+            safe(storing.result())
+        elif _transient(error):
+            self._failing = True
+            self._put_aside(uid, transition, safe)
+        else:
+            self.stats.refused += 1
+            _log.error("A call cannot be recorded: %s", error)
+            safe(None)
+
+    def _put_aside(self, uid: bytes, item: Transition | Feedback, safe: Safe) -> None:
+        """Keeps something until the store takes it: on the disk, else in memory, else not at all."""
+        if self._redact is not None:
+            item = self._redact.transition(item)[0] if isinstance(item, Transition) else self._redact.feedback(item)[0]
+        try:
+            self._spool.put(uid, item)
+            self.stats.spooled += 1
+            safe(None)
+        except OSError:
+            size = len(encode_record(item)) if isinstance(item, Transition) else 1_000
+            if self._held_bytes + size > MOST_MEMORY:
+                self._lose()
+                safe(None)
+            else:
+                self._held.append(_Held(uid, item, size, safe))
+                self._held_bytes += size
+        if self._draining is None or self._draining.done():
+            self._draining = asyncio.create_task(self._drain())
+
+    def _lose(self) -> None:
+        self.stats.lost += 1
+        if self.stats.lost in {1, 10, 100} or self.stats.lost % 1_000 == 0:
+            _log.error("%d records are lost: neither the store nor the spool can be written.", self.stats.lost)
+
+    async def _drain(self) -> None:
+        """Stores what waits, as soon as the store takes it."""
+        while self.waiting or self._failing:
+            await self._sleep(RETRY)
+            try:
+                await asyncio.wrap_future(self._storage.write(lambda _: None))
+                while self._held:
+                    held = self._held[0]
+                    await self._store([Waiting(held.uid, held.item)])
+                    self._held.popleft()
+                    self._held_bytes -= held.size
+                    held.safe(None)
+                for batch in self._spool.batches(_BATCH):
+                    await self._store(batch)
+                self._failing = False
+            except (ReliveError, OSError) as error:
+                _log.warning("%d records wait for the store: %s", self.waiting, error)
+
+    async def _store(self, batch: list[Waiting]) -> None:
+        records = [(waiting.uid, waiting.item) for waiting in batch if isinstance(waiting.item, Transition)]
+        if records:
+            uids, rows = [uid for uid, _ in records], [item for _, item in records]
+            await asyncio.wrap_future(self._storage.write(lambda t: self._append(t, rows, uids), len(rows)))
+            self.stats.stored += len(rows)
+        for waiting in batch:
+            if isinstance(waiting.item, Feedback):
+                await asyncio.wrap_future(self._storage.feedback_soon(waiting.item))
+
+
+def _transient(error: BaseException | None) -> bool:
+    """Whether the same write may succeed later: everything but a record that no store can hold."""
+    return not isinstance(error, ValueError)
+
+
+def _seen(future: "asyncio.Future[Any]") -> None:
+    """Looks at how a write ended that nobody waits for any more."""
+    if not future.cancelled() and future.exception() is not None:
+        _log.error("Feedback was not stored: %s", future.exception())
+
+
+def _nothing(_: int | None) -> None:
+    """What has to be done for feedback once it is safe."""

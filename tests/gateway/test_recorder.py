@@ -1,0 +1,461 @@
+"""Recording: an answer waits a moment, nothing that can be kept is lost, and what is lost is counted."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import numpy as np
+import pytest
+
+from relive.experience import Feedback, TokenTrace, Transition, Usage
+from relive.gateway import frames, recorder
+from relive.gateway.capture import Upstream
+from relive.gateway.conversations import Step
+from relive.gateway.frames import FrameFile, orphans, read_frames
+from relive.gateway.identity import Identity
+from relive.gateway.journal import Intent, Journal
+from relive.gateway.recorder import Recorder
+from relive.gateway.spool import Spool, Waiting, decode_record, encode_record
+from relive.storage import SqliteStorage
+from relive.storage.errors import StorageFullError
+from relive.storage.redaction import Redactor
+
+KEY = "sk-test-AAAABBBBCCCCDDDD"
+
+
+def uid(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def transition(number: int = 0, **fields: Any) -> Transition:
+    return Transition(state={"n": number}, action="done", episode_id=f"e{number}", **fields)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[SqliteStorage]:
+    with SqliteStorage(tmp_path / "store.db") as opened:
+        yield opened
+
+
+def nothing(_: int | None) -> None:
+    pass
+
+
+# Frames
+
+
+def test_frames_are_read_back_and_a_torn_end_is_left_out(tmp_path: Path) -> None:
+    file = FrameFile(tmp_path / "a.log")
+    file.write(1, uid(1), b"one")
+    file.write(2, uid(2))
+    file.close(delete=False)
+    whole = (tmp_path / "a.log").read_bytes()
+    for cut in range(len(whole) + 1):
+        (tmp_path / "a.log").write_bytes(whole[:cut])
+        found = list(read_frames(tmp_path / "a.log"))
+        assert found == [(1, uid(1), b"one"), (2, uid(2), b"")][: len(found)]
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        (tmp_path / "a.log").write_bytes(damaged)
+        assert all(frame in [(1, uid(1), b"one"), (2, uid(2), b"")] for frame in read_frames(tmp_path / "a.log"))
+
+
+def test_a_write_that_finds_no_room_leaves_no_half_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = FrameFile(tmp_path / "a.log")
+    file.write(1, uid(1), b"one")
+    real = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        if len(data) > 10:
+            return real(descriptor, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(frames.os, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        file.write(1, uid(2), b"two" * 10)
+    monkeypatch.undo()
+    file.write(1, uid(3), b"three")
+    file.close(delete=False)
+    assert [frame.uid for frame in read_frames(tmp_path / "a.log")] == [uid(1), uid(3)]
+
+
+def test_a_file_is_an_orphan_only_once_its_owner_is_gone(tmp_path: Path) -> None:
+    file = FrameFile(tmp_path / "a.log")
+    assert list(orphans(tmp_path, "*.log")) == []
+    file.close(delete=False)
+    (orphan,) = orphans(tmp_path, "*.log")
+    assert list(orphans(tmp_path, "*.log")) == []
+    orphan.close(delete=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+# The journal
+
+INTENT = Intent(
+    "/v1/chat/completions",
+    b'{"model":"m"}',
+    Identity(agent="a", tags=("x",)),
+    Step("e", 3),
+    "a",
+    datetime(2026, 5, 4, tzinfo=UTC),
+    "snapshot",
+)
+UPSTREAM = Upstream(name="r", model="m", base_url="http://up/v1", shown="http://up/v1", key=KEY)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+def test_what_a_dead_process_left_is_found_call_by_call(tmp_path: Path, memory: Path) -> None:
+    journal = Journal(tmp_path, in_memory=memory)
+    done, bare, partial = (journal.begin(uid(n), INTENT) for n in (1, 2, 3))
+    for entry in (done, partial):
+        entry.forwarded(UPSTREAM, drop_usage=False)
+        entry.began(503, "application/json", None)
+        entry.piece(b"overloaded")
+        entry.forwarded(UPSTREAM, drop_usage=True)
+        entry.began(200, "text/event-stream", None)
+        entry.piece(b"data: 1\n")
+        entry.piece(b"\n")
+    done.ended()
+    done.done()
+    partial.ended()
+    assert list(Journal(tmp_path, in_memory=memory).left_behind()) == [], "its owner lives"
+    journal.close()
+    journal._segment = None
+    del bare
+    for file in journal.folder.iterdir():  # the process ends: its lock goes
+        copy = file.with_suffix(".copy")
+        copy.write_bytes(file.read_bytes())
+        file.unlink()
+        copy.rename(file)
+    ((orphan, calls),) = Journal(tmp_path, in_memory=memory).left_behind()
+    assert [call.uid for call in calls] == [uid(2), uid(3)]
+    assert calls[0].intent == INTENT
+    assert calls[0].upstream is None
+    assert calls[1].upstream == msgspec.structs.replace(UPSTREAM, key=None)
+    assert (calls[1].pieces, calls[1].drop_usage, calls[1].ended) == ([b"data: 1\n", b"\n"], True, True)
+    assert KEY.encode() not in orphan.path.read_bytes()
+    orphan.close(delete=True)
+    assert list(journal.folder.iterdir()) == []
+
+
+def test_the_journal_is_empty_once_all_calls_are_done_and_its_files_go(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.gateway.journal.SEGMENT_BYTES", 1_000)
+    journal = Journal(tmp_path, in_memory=memory)
+    entries = [journal.begin(uid(n), INTENT) for n in range(50)]
+    assert len(list(journal.folder.iterdir())) > 3
+    for entry in entries:
+        entry.done()
+        entry.done()
+    (last,) = journal.folder.iterdir()
+    assert last.stat().st_size == 0
+    journal.close()
+    assert list(journal.folder.iterdir()) == []
+
+
+def test_without_a_place_in_memory_no_content_is_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, in_memory=None)
+    entry = journal.begin(uid(1), msgspec.structs.replace(INTENT, body=KEY.encode()))
+    entry.piece(KEY.encode())
+    (file,) = journal.folder.iterdir()
+    assert file.parent.parent == tmp_path
+    assert KEY.encode() not in file.read_bytes()
+    assert b"e" in file.read_bytes()
+    entry.done()
+    journal.close()
+
+
+def test_a_journal_that_cannot_be_written_stops_no_call(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    journal = Journal(tmp_path, in_memory=memory)
+    first = journal.begin(uid(1), INTENT)
+    monkeypatch.setattr(frames.os, "write", full)
+    second = journal.begin(uid(2), INTENT)
+    for entry in (first, second):
+        entry.piece(b"x")
+        entry.done()
+    assert journal.failures == 3
+    journal.close()
+
+
+# The spool
+
+
+def test_a_record_comes_back_from_the_spool_as_it_was(tmp_path: Path) -> None:
+    number = b'{"n":123456789012345678901234567890,"x":1.10}'
+    whole = Transition(
+        state=msgspec.Raw(number),
+        action={"content": "für 🚀"},
+        info={"status": "complete"},
+        reward=0.5,
+        tags=("a",),
+        usage=Usage(input_tokens=3),
+        tokens=TokenTrace(token_ids=np.array([1, 2]), mask=np.array([0, 1]), logprobs=np.array([0.0, -0.5])),
+    )
+    back = decode_record(encode_record(whole))
+    assert bytes(back.state) == number
+    assert json.loads(bytes(back.action)) == {"content": "für 🚀"}
+    rest = dict.fromkeys(("state", "action", "next_state", "info"))
+    assert msgspec.structs.replace(back, **rest) == msgspec.structs.replace(whole, **rest)
+
+
+def test_the_spool_gives_back_all_in_order_and_its_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relive.gateway.spool.SEGMENT_BYTES", 2_000)
+    spool = Spool(tmp_path / "spool")
+    for number in range(30):
+        spool.put(uid(number), transition(number))
+    feedback = Feedback(episode_id="e1", reward=1.0)
+    spool.put(bytes(16), feedback)
+    assert spool.waiting == 31
+    seen: list[Waiting] = []
+    for batch in spool.batches(7):
+        seen += batch
+    assert [waiting.uid for waiting in seen[:-1]] == [uid(n) for n in range(30)]
+    assert seen[-1].item == feedback
+    assert spool.waiting == 0
+    spool.close()
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_what_is_not_taken_out_of_the_spool_waits_for_the_next_process(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for number in range(5):
+        spool.put(uid(number), transition(number))
+    batches = spool.batches(2)
+    next(batches)
+    spool.close()
+    after = Spool(tmp_path)
+    assert [len(batch) for batch in after.left_behind(2)] == [2, 2, 1]
+    assert list(after.left_behind(2)) == []
+
+
+# The recorder
+
+
+class Broken:
+    """A store that takes nothing until it is mended."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
+        self.taken: list[Any] = []
+
+    def encode(self, rows: list[Transition], *, uids: list[bytes]) -> Any:
+        return list(zip(uids, rows, strict=True))
+
+    def append(self, rows: list[Any]) -> list[int]:
+        self.taken += rows
+        return list(range(len(rows)))
+
+    def write(self, act: Callable[[Any], Any], rows: int = 1) -> "Future[Any]":
+        future: Future[Any] = Future()
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            future.set_result(act(self))
+        return future
+
+    def feedback_soon(self, feedback: Feedback) -> "Future[Any]":
+        return self.write(lambda store: store.append([feedback]) and 1)
+
+
+def with_recorder(
+    storage: Any, folder: Path, body: Callable[[Recorder], Awaitable[None]], *, redact: Redactor | None = None
+) -> Recorder:
+    made: list[Recorder] = []
+
+    async def run() -> None:
+        made.append(Recorder(storage, Spool(folder), redact=redact, sleep=lambda _: asyncio.sleep(0.01)))
+        await body(made[0])
+        await made[0].close()
+
+    asyncio.run(run())
+    return made[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
+def test_a_record_is_stored_before_the_answer_goes_on(storage: SqliteStorage, tmp_path: Path) -> None:
+    ids: list[int | None] = []
+
+    async def body(recorder: Recorder) -> None:
+        assert await recorder.record(transition(1), uid(1), ids.append) == "stored"
+        assert len(storage) == 1
+        assert await recorder.record(transition(1), uid(1), ids.append) == "stored"
+
+    stats = with_recorder(storage, tmp_path / "spool", body).stats
+    assert (stats.stored, stats.pending, stats.lost) == (2, 0, 0)
+    assert ids == [1, None], "the second time its uid was there"
+    assert len(storage) == 1
+
+
+def test_sto_06_a_locked_store_holds_up_only_the_first_answers_and_loses_nothing(
+    storage: SqliteStorage, tmp_path: Path
+) -> None:
+    storage.append([transition()])
+    other = apsw.Connection(str(storage.path))
+    safe: list[int | None] = []
+
+    async def body(recorder: Recorder) -> None:
+        other.execute("BEGIN IMMEDIATE").fetchall()
+        assert await recorder.record(transition(1), uid(1), safe.append) == "pending"
+        await until(lambda: recorder.stuck)
+        for number in range(2, 300):
+            assert await recorder.record(transition(number), uid(number), safe.append) == "pending"
+        assert await recorder.feedback(Feedback(episode_id="e2", reward=1.0)) is None
+        assert recorder.waiting == 299
+        assert len(safe) == 298, "those on the disk are safe, the first is still on its way"
+        other.execute("ROLLBACK").fetchall()
+        await until(lambda: not recorder.waiting and not recorder.stuck)
+        assert await recorder.record(transition(300), uid(300), safe.append) == "stored"
+
+    stats = with_recorder(storage, tmp_path / "spool", body).stats
+    assert (stats.lost, stats.pending) == (0, 299)
+    assert len(storage) == 301
+    assert storage.query(episode_id="e2")[0].reward == 1.0
+
+
+def test_a_full_disk_fills_the_spool_and_a_mended_one_empties_it(tmp_path: Path) -> None:
+    store = Broken(StorageFullError("No room."))
+
+    async def body(recorder: Recorder) -> None:
+        for number in range(100):
+            assert await recorder.record(transition(number), uid(number), nothing) == "pending"
+        assert recorder.stuck
+        assert store.taken == []
+        store.error = None
+        await until(lambda: not recorder.stuck)
+        assert await recorder.record(transition(100), uid(100), nothing) == "stored"
+
+    assert with_recorder(store, tmp_path / "spool", body).stats.lost == 0
+    assert sorted(number for number, _ in store.taken) == [uid(n) for n in range(101)]
+
+
+def test_with_no_disk_at_all_memory_is_bounded_and_the_loss_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "MOST_MEMORY", 5_000)
+    store = Broken(StorageFullError("No room."))
+    (tmp_path / "file").write_text("no folder can be made here")
+    safe: list[int | None] = []
+
+    async def body(recorder: Recorder) -> None:
+        for number in range(100):
+            await recorder.record(transition(number), uid(number), safe.append)
+        assert 5 < recorder.waiting < 50
+        assert len(safe) == recorder.stats.lost == 100 - recorder.waiting
+        store.error = None
+        await until(lambda: not recorder.waiting)
+
+    stats = with_recorder(store, tmp_path / "file" / "spool", body).stats
+    assert stats.lost + len(store.taken) == 100
+    assert len(safe) == 100
+    assert "are lost" in caplog.text
+
+
+def test_a_record_that_no_store_can_hold_is_refused_and_stops_nothing(storage: SqliteStorage, tmp_path: Path) -> None:
+    async def body(recorder: Recorder) -> None:
+        odd = msgspec.structs.replace(transition(1), action={"x": object()})
+        assert await recorder.record(odd, uid(1), nothing) == "pending"
+        assert await recorder.record(transition(2), uid(2), nothing) == "stored"
+
+    stats = with_recorder(storage, tmp_path / "spool", body).stats
+    assert (stats.refused, stats.stored, stats.lost) == (1, 1, 0)
+
+
+def test_what_waits_when_the_process_ends_is_stored_by_the_next(storage: SqliteStorage, tmp_path: Path) -> None:
+    async def before(recorder: Recorder) -> None:
+        for number in range(10):
+            await recorder.record(transition(number), uid(number), nothing)
+
+    async def after(recorder: Recorder) -> None:
+        assert await recorder.recover_spool() == 10
+        assert await recorder.recover_spool() == 0
+
+    with_recorder(Broken(StorageFullError("No room.")), tmp_path / "spool", before)
+    storage.append([transition(3)], uids=[uid(3)])
+    with_recorder(storage, tmp_path / "spool", after)
+    assert len(storage) == 10, "none twice"
+
+
+def test_prx_14_secrets_do_not_reach_the_spool(tmp_path: Path) -> None:
+    async def body(recorder: Recorder) -> None:
+        said = {"messages": [{"role": "user", "content": f"my key is {KEY}"}]}
+        await recorder.record(Transition(state=said, action=f"Bearer {KEY}", error=f"refused {KEY}"), uid(1), nothing)
+        await recorder.feedback(Feedback(episode_id="e", comment=f"it said {KEY}"))
+
+    with_recorder(Broken(StorageFullError("No room.")), tmp_path / "spool", body, redact=Redactor())
+    files = list((tmp_path / "spool").iterdir())
+    assert files
+    assert not any(KEY.encode() in file.read_bytes() for file in files)
+
+
+def test_a_late_next_state_and_failed_attempts_stand_beside_the_record(storage: SqliteStorage, tmp_path: Path) -> None:
+    ids: list[int | None] = []
+
+    async def body(recorder: Recorder) -> None:
+        await recorder.record(transition(1), uid(1), ids.append)
+        await recorder.next_state(uid(1), {"messages": ["seen"]})
+        await recorder.next_state(uid(2), {"messages": ["of nobody"]})
+        await recorder.attempts([transition(1, error="overloaded")], ids[0] or 0)
+
+    with_recorder(storage, tmp_path / "spool", body)
+    (stored,) = storage.get([1])
+    assert stored is not None
+    assert stored.next_state == {"messages": ["seen"]}
+    (attempt,) = storage.query(parent=1)
+    assert attempt.transition.error == "overloaded"
+    assert attempt.priority == 0.0
+
+
+def test_the_journal_survives_kill_9(tmp_path: Path, memory: Path) -> None:
+    script = """
+        import os, signal, sys
+        from pathlib import Path
+        sys.path.insert(0, {here!r})
+        from test_recorder import INTENT, UPSTREAM, uid
+        from relive.gateway.journal import Journal
+        journal = Journal(Path({beside!r}), in_memory=Path({memory!r}))
+        for number in range(100):
+            entry = journal.begin(uid(number), INTENT)
+            entry.forwarded(UPSTREAM, drop_usage=False)
+            entry.began(200, "text/event-stream", None)
+            entry.piece(b"data: 1")
+            if number % 2:
+                entry.done()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    text = textwrap.dedent(script).format(here=str(Path(__file__).parent), beside=str(tmp_path), memory=str(memory))
+    result = subprocess.run([sys.executable, "-c", text], check=False)
+    assert result.returncode == -signal.SIGKILL
+    ((orphan, calls),) = Journal(tmp_path, in_memory=memory).left_behind()
+    assert [call.uid for call in calls] == [uid(n) for n in range(0, 100, 2)]
+    assert all(call.pieces == [b"data: 1"] for call in calls)
+    orphan.close(delete=True)
