@@ -8,7 +8,7 @@ unknown outcome is never a success.
 import math
 import uuid
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -40,8 +40,10 @@ class _Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=T
     A record never changes once it is made; `msgspec.structs.replace` gives a changed copy.
     """
 
+    _numbers: ClassVar[tuple[str, ...]] = ()  # fields that may hold a float, which must be finite
+
     def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
+        for field in self._numbers:
             value = getattr(self, field)
             if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidExperienceError(
@@ -97,6 +99,8 @@ class TokenTrace(_Record, frozen=True, eq=False):
         top_p: The sampler's nucleus bound; ``None``: not known.
         tokenizer: Hash of the tokenizer; ``None``: not known, then no other model may train on it.
     """
+
+    _numbers = ("temperature", "top_p")
 
     token_ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.uint8]
@@ -161,6 +165,8 @@ class Transition(_Record, frozen=True):
             piece came, the provider's id of the answer); ``None``: nothing.
     """
 
+    _numbers = ("reward", "latency_ms")
+
     state: Any
     action: Any
     next_state: Any = None
@@ -197,6 +203,8 @@ class Feedback(_Record, frozen=True):
         comment: Free text for people.
         demonstration: The right action, any JSON value; ``None``: none was shown.
     """
+
+    _numbers = ("reward",)
 
     experience_id: int | None = None
     episode_id: str | None = None

@@ -26,11 +26,11 @@ from relive.experience import Feedback, Outcome, Transition
 from relive.storage.connection import Durability
 from relive.storage.errors import ClosedStoreError, NotOwnerError
 from relive.storage.owned_buffer import OwnedBuffer
-from relive.storage.protocol import Stored
 from relive.storage.redaction import DEFAULT as DEFAULT_REDACTOR
 from relive.storage.redaction import Redactor
 from relive.storage.rows import GoneError
 from relive.storage.sqlite import SqliteStorage
+from relive.storage.stored import Stored
 
 _TRIES = 16  # draws, when each time another process removed something drawn in that very moment
 

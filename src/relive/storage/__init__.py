@@ -13,10 +13,11 @@ from relive.storage.errors import (
     StorageFullError,
     StoragePathError,
 )
-from relive.storage.protocol import Changes, Storage, Stored, StoreStats, WriteView
+from relive.storage.protocol import Changes, Storage, StoreStats, WriteView
 from relive.storage.reading import Query
 from relive.storage.sampling import IndexChange, SavedIndex
 from relive.storage.sqlite import SqliteStorage
+from relive.storage.stored import Stored
 
 __all__ = [
     "Changes",

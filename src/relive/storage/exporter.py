@@ -21,9 +21,9 @@ import zstandard
 from relive.experience import SCHEMA_VERSION, Feedback
 from relive.storage import identity
 from relive.storage.errors import StorageError
-from relive.storage.protocol import Stored
 from relive.storage.reading import Query
 from relive.storage.sqlite import SqliteStorage
+from relive.storage.stored import Stored
 
 Progress = Callable[[int, int], None]
 """Called now and then with the experiences written so far and how many there are."""

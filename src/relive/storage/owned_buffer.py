@@ -16,11 +16,11 @@ from relive.buffer._core import Index
 from relive.buffer.rows import NO_IDS, Changes, Ids
 from relive.experience import Transition
 from relive.storage.buffer_state import BufferState, from_bytes, restore_index
-from relive.storage.protocol import Stored
 from relive.storage.record import Row
 from relive.storage.rows import DurableRows, Experiences
 from relive.storage.sampling import SavedIndex
 from relive.storage.sqlite import SqliteStorage
+from relive.storage.stored import Stored
 from relive.storage.transaction import Transaction
 
 DEFAULT_CAPACITY = 1_000_000

@@ -6,7 +6,6 @@ durability); a write that raised left nothing. Ids are given out in the order of
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from datetime import datetime
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -14,105 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.experience import Feedback, Outcome, Transition
-from relive.storage.record import OUTCOMES, Columns, moment
 from relive.storage.sampling import IndexChange, SavedIndex
-
-
-class Stored:
-    """An experience as read from a store. Its payload is parsed when `transition` is first looked at.
-
-    Attributes:
-        id: Its id.
-        priority: The priority in the sampling index when it was read, or else the one it was appended with; ``None``:
-            neither is known.
-        uid: Identity of an imported row; ``None``: it was recorded here.
-        bytes: Its size in the store, payload and tokens.
-    """
-
-    __slots__ = ("_columns", "_load", "_transition", "bytes", "id", "priority", "uid")
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the record's own name
-        columns: Columns,
-        load: "Loader",
-        *,
-        priority: float | None = None,
-        uid: bytes | None = None,
-        size: int = 0,
-    ) -> None:
-        self.id = id
-        self.priority = priority
-        self.uid = uid
-        self.bytes = size
-        self._columns = columns
-        self._load = load
-        self._transition: Transition | None = None
-
-    @property
-    def transition(self) -> Transition:
-        """The whole record, with reward and outcome as they held when it was read."""
-        if self._transition is None:
-            self._transition = self._load.transition(self._columns)
-        return self._transition
-
-    def outline(self) -> Transition:
-        """The record without its payload (state, action, next_state and info are ``None``); nothing is parsed."""
-        return self._load.outline(self._columns)
-
-    def json(self) -> bytes:
-        """JSON text of the payload, byte for byte: ``state``, ``action``, and where there are any ``next_state``, ``info``."""
-        return self._load.json()
-
-    @property
-    def agent(self) -> str:
-        """Who acted."""
-        return str(self._columns[0])
-
-    @property
-    def episode_id(self) -> str:
-        """The episode it belongs to."""
-        return str(self._columns[1])
-
-    @property
-    def outcome(self) -> Outcome:
-        """Its outcome as it holds now."""
-        return OUTCOMES[self._columns[3]]
-
-    @property
-    def reward(self) -> float | None:
-        """Its reward as it holds now; ``None``: not known."""
-        reward: float | None = self._columns[4]
-        return reward
-
-    @property
-    def parent(self) -> int | None:
-        """Id of the experience it belongs under; ``None``: none."""
-        parent: int | None = self._columns[9]
-        return parent
-
-    @property
-    def recorded(self) -> tuple[float | None, Outcome]:
-        """Reward and outcome as they were recorded, before any feedback."""
-        return self._columns[8], OUTCOMES[self._columns[7]]
-
-    @property
-    def created_at(self) -> datetime:
-        """When it happened, UTC."""
-        return moment(self._columns[5])
-
-
-class Loader(Protocol):
-    """What a `Stored` needs to make its transition."""
-
-    def transition(self, columns: Columns) -> Transition:
-        """The whole record."""
-
-    def outline(self, columns: Columns) -> Transition:
-        """The record without its payload."""
-
-    def json(self) -> bytes:
-        """JSON text of the payload."""
+from relive.storage.stored import Stored
 
 
 class Changes(msgspec.Struct, frozen=True):

@@ -10,19 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.errors import InvalidExperienceError
-from relive.experience import Outcome, TokenTrace, Transition
+from relive.experience import Outcome
 from relive.storage import codec, record
 from relive.storage.codec import Decompressor, TraceRow
 from relive.storage.connection import fetch
-from relive.storage.errors import StorageError
-from relive.storage.protocol import Stored
-from relive.storage.record import COLUMNS, OUTCOME_NUMBERS, Columns
+from relive.storage.errors import DamagedStoreError
+from relive.storage.record import OUTCOME_NUMBERS
+from relive.storage.stored import CODEC, FLAGS, ID, SELECTED, Body, Stored
 from relive.storage.text import match_query
 
-_FLAGS = 3 + COLUMNS.index("flags")
-_SELECT = (
-    "SELECT e.id, e.priority, e.uid, " + ", ".join(f"e.{name}" for name in COLUMNS) + ", e.bytes, p.codec, p.body"
-)  # fmt: skip
+_SELECT = f"SELECT {', '.join(SELECTED)}"
 _BY_ID = f"{_SELECT} FROM carray(?) c JOIN experience e ON e.id = c.value JOIN payload p ON p.id = e.id"
 _LATE = "SELECT n.id, n.codec, n.body FROM carray(?) c JOIN next_state n ON n.id = c.value"
 _TRACES = """SELECT t.id, t.length, t.parts, t.temperature, t.top_p, t.tokenizer, t.body
@@ -144,69 +141,34 @@ class Reader:
         return set() if text is None else set(msgspec.json.decode(text))
 
     def _stored(self, connection: apsw.Connection, rows: list[Any]) -> list[Stored]:
-        with_tokens = [row[0] for row in rows if row[_FLAGS] & record.HAS_TOKENS]
+        decompress = self._decompress
+        for codec_number in {row[CODEC] for row in rows}:
+            self._check_codec(connection, codec_number)
+        extras = {row[ID]: row[FLAGS] for row in rows if row[FLAGS] & (record.HAS_TOKENS | record.HAS_LATE_NEXT_STATE)}
+        if not extras:
+            return [Stored(row, decompress) for row in rows]
         traces: dict[int, TraceRow] = {}
+        with_tokens = [number for number, flags in extras.items() if flags & record.HAS_TOKENS]
         if with_tokens:
             for number, *columns in fetch(connection, _TRACES, (apsw.carray(int64(with_tokens)),)):
                 traces[number] = TraceRow(*columns)
-        waited = [row[0] for row in rows if row[_FLAGS] & record.HAS_LATE_NEXT_STATE]
-        late: dict[int, tuple[int, bytes]] = {}
+        waited = [number for number, flags in extras.items() if flags & record.HAS_LATE_NEXT_STATE]
+        late: dict[int, Body] = {}
         if waited:
             for number, codec_number, body in fetch(connection, _LATE, (apsw.carray(int64(waited)),)):
-                self._check_codec(connection, codec_number, number)
+                self._check_codec(connection, codec_number)
                 late[number] = codec_number, body
-        result = []
-        for row in rows:
-            number, priority, uid, size, codec_number, body = row[0], row[1], row[2], row[-3], row[-2], row[-1]
-            self._check_codec(connection, codec_number, number)
-            loader = _Loader(self._decompress, codec_number, body, traces.get(number), late.get(number))
-            result.append(Stored(number, row[3:-3], loader, priority=priority, uid=uid, size=size))
-        return result
+        return [Stored(row, decompress, traces.get(row[ID]), late.get(row[ID])) for row in rows]
 
-    def _check_codec(self, connection: apsw.Connection, codec_number: int, number: int) -> None:
+    def _check_codec(self, connection: apsw.Connection, codec_number: int) -> None:
         if self._decompress.knows(codec_number):
             return
         dictionary = connection.execute("SELECT body FROM dictionary WHERE id = ?", (codec_number,)).get
         if dictionary is None:
-            raise StorageError(
-                f"Experience {number} needs dictionary {codec_number}, which the store lacks; run `relive check`."
+            raise DamagedStoreError(
+                f"The store lacks dictionary {codec_number}, which some payloads need; `relive check` says which."
             )
         self._decompress.learn(codec_number, dictionary)
-
-
-class _Loader:
-    """A row's payload and tokens, not parsed yet."""
-
-    __slots__ = ("_body", "_codec", "_decompress", "_late", "_trace")
-
-    def __init__(
-        self,
-        decompress: Decompressor,
-        codec_number: int,
-        body: bytes,
-        trace: TraceRow | None,
-        late: tuple[int, bytes] | None,
-    ) -> None:
-        self._late = late
-        self._decompress = decompress
-        self._codec = codec_number
-        self._body = body
-        self._trace = trace
-
-    def json(self) -> bytes:
-        text = self._decompress(self._codec, self._body)
-        if self._late is None:
-            return text
-        return text[:-1] + b',"next_state":' + self._decompress(*self._late) + b"}"
-
-    def transition(self, columns: Columns) -> Transition:
-        return record.decode(columns, codec.decode_json(self.json()), self._tokens())
-
-    def outline(self, columns: Columns) -> Transition:
-        return record.decode(columns, {}, self._tokens())
-
-    def _tokens(self) -> TokenTrace | None:
-        return None if self._trace is None else codec.decode_trace(self._trace)
 
 
 def int64(ids: Iterable[int]) -> npt.NDArray[np.int64]:

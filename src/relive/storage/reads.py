@@ -14,9 +14,10 @@ from relive.storage import feedback as feedback_rule
 from relive.storage.audit import AuditEntry
 from relive.storage.connection import errors_of
 from relive.storage.pool import Pool
-from relive.storage.protocol import Changes, Stored
+from relive.storage.protocol import Changes
 from relive.storage.reading import Query, Reader
 from relive.storage.sampling import SavedIndex
+from relive.storage.stored import Stored
 from relive.storage.transaction import changes_since
 
 

@@ -71,7 +71,7 @@ def microseconds(time: datetime) -> int:
 
 def moment(count: int) -> datetime:
     """The UTC time so many microseconds after 1970."""
-    return _EPOCH + count * _MICROSECOND
+    return _EPOCH + timedelta(0, 0, count)
 
 
 def encode(

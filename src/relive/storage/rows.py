@@ -17,10 +17,10 @@ import numpy.typing as npt
 from relive.buffer.rows import Changes, Floats, Ids, Summary
 from relive.experience import Transition
 from relive.storage.errors import StorageError
-from relive.storage.protocol import Stored
 from relive.storage.record import Row
 from relive.storage.sampling import IndexChange
 from relive.storage.sqlite import SqliteStorage
+from relive.storage.stored import Stored
 from relive.storage.transaction import Transaction
 
 

@@ -6,16 +6,14 @@ index knew when that transaction was committed, slot by slot: so the draws after
 have come next.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 import numpy as np
 import numpy.typing as npt
 
 from relive.storage.schema import CHUNK
-
-if TYPE_CHECKING:
-    from relive.storage.protocol import Stored
+from relive.storage.stored import Stored
 
 _FOLD_ROWS = 256
 _FOLD_BYTES = 1 << 21
@@ -143,7 +141,7 @@ def _chunk(connection: apsw.Connection, table: str, chunk: int, dtype: str) -> n
     return np.zeros(CHUNK, dtype) if body is None else np.frombuffer(body, dtype).copy()
 
 
-def fill_priorities(connection: apsw.Connection, found: "list[Stored]") -> None:
+def fill_priorities(connection: apsw.Connection, found: list[Stored]) -> None:
     """Gives each experience its priority in the index; those not in it keep the one they were appended with."""
     saved = load(connection)
     if not len(saved.ids):

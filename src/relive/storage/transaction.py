@@ -14,10 +14,11 @@ from relive.storage import audit, sampling
 from relive.storage import feedback as feedback_rule
 from relive.storage.codec import Compressor
 from relive.storage.connection import fetch
-from relive.storage.protocol import Changes, Stored
+from relive.storage.protocol import Changes
 from relive.storage.reading import Reader, int64
 from relive.storage.record import COLUMNS, HAS_LATE_NEXT_STATE, HAS_NEXT_STATE, Row
 from relive.storage.sampling import IndexChange, SavedIndex
+from relive.storage.stored import Stored
 
 ADDED, REWARDED, REMOVED = 0, 1, 2
 """Kinds of entries in the table ``change``."""
