@@ -51,14 +51,21 @@ class Banking77(SingleAnswer):
         split: ``"train"`` or the held-out ``"test"``.
         count: How many messages; ``None``: all.
         seed: Seed of their order.
+        start: Position of the first message shown, to go on after an interruption.
         shuffled_rewards: Gives each message the label of another one, so that there is nothing to learn: a control.
 
     Raises:
-        ValueError: `count` is not between 1 and the number of messages.
+        ValueError: `count` is not between 1 and the number of messages, or there is no message at `start`.
     """
 
     def __init__(
-        self, split: Split = "train", *, count: int | None = None, seed: int = 0, shuffled_rewards: bool = False
+        self,
+        split: Split = "train",
+        *,
+        count: int | None = None,
+        seed: int = 0,
+        start: int = 0,
+        shuffled_rewards: bool = False,
     ) -> None:
         available = messages(split)
         if count is not None and not 1 <= count <= len(available):
@@ -72,7 +79,7 @@ class Banking77(SingleAnswer):
         questions = [
             [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}] for text in self.texts
         ]
-        super().__init__(questions, lambda index, action: float(action == labels[index]), actions=INTENTS)
+        super().__init__(questions, lambda index, action: float(action == labels[index]), actions=INTENTS, start=start)
 
 
 @cache

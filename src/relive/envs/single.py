@@ -13,9 +13,10 @@ class SingleAnswer:
         questions: What is seen in each episode, in this order; JSON values, for an LLM chat messages.
         reward: From the question's position and the action to the reward; ``None``: it is not known yet.
         actions: The actions that are allowed; ``None``: any.
+        start: Position of the first question shown, to go on after an interruption.
 
     Raises:
-        ValueError: there is no question, or an action is listed twice.
+        ValueError: there is no question, there is none at `start`, or an action is listed twice.
     """
 
     def __init__(
@@ -24,15 +25,18 @@ class SingleAnswer:
         reward: Callable[[int, Any], float | None],
         *,
         actions: Sequence[Any] | None = None,
+        start: int = 0,
     ) -> None:
         if not questions:
             raise ValueError("There is no question; give at least one.")
+        if not 0 <= start < len(questions):
+            raise ValueError(f"start is {start}; it must be from 0 to {len(questions) - 1}.")
         if actions is not None and any(action in actions[:i] for i, action in enumerate(actions)):
             raise ValueError("An action is listed twice; list each once.")
         self._questions = questions
         self._reward = reward
         self._actions = None if actions is None else tuple(actions)
-        self._next = 0
+        self._next = start
         self._open: int | None = None
 
     @property
