@@ -21,7 +21,7 @@
 
 namespace relive {
 
-// What a draw writes, `count` entries each.
+// Where a draw writes: room for the number asked for or the number that can be drawn, whichever is less.
 struct Draw {
   int64_t* ids;
   int64_t* slots;

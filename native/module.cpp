@@ -16,6 +16,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "array_rows.h"
+#include "block.h"
 #include "index.h"
 
 namespace nb = nanobind;
@@ -25,8 +26,6 @@ namespace relive {
 
 template <class T>
 using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using InOut = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
@@ -48,22 +47,27 @@ static std::vector<int64_t> find(const Index& index, const In<int64_t>& ids) {
   return slots;
 }
 
-// The head of a block that a draw fills; the fields of array rows follow it.
-static constexpr int64_t kHeadBytes = 4 * 8;  // ids, slots, probabilities and weights, for each item
+static Block draw(Index& index, int64_t count, Drawing drawing, double beta, bool over_buffer, const ArrayRows* rows) {
+  if (count < 0) throw nb::value_error("count must not be negative");
+  const int64_t drawn = std::min(count, index.drawable());
+  std::vector<int64_t> offsets{Block::kHeadBytes * drawn};
+  if (rows != nullptr) offsets = rows->layout(Block::kHeadBytes * drawn, drawn);
+  Block block(drawn, offsets.back());
+  index.draw(count, {drawing, beta, over_buffer}, {block.ids(), block.slots(), block.probabilities(), block.weights()});
+  if (rows != nullptr) rows->gather(block.slots(), drawn, block.data(), offsets);
+  return block;
+}
 
-static int64_t draw(Index& index, const nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>& block, int64_t count,
-                    Drawing drawing, double beta, bool over_buffer, const ArrayRows* rows) {
-  std::vector<int64_t> offsets{kHeadBytes * count};
-  if (rows != nullptr) offsets = rows->layout(kHeadBytes * count, count);
-  if (count < 0 || static_cast<int64_t>(block.nbytes()) < offsets.back()) {
-    throw nb::value_error("the block is too small for the draw");
-  }
-  auto* words = static_cast<int64_t*>(block.data());
-  const Draw out{words, words + count, reinterpret_cast<double*>(words + 2 * count),
-                 reinterpret_cast<double*>(words + 3 * count)};
-  const int64_t drawn = index.draw(count, {drawing, beta, over_buffer}, out);
-  if (rows != nullptr) rows->gather(out.slots, drawn, reinterpret_cast<char*>(words), offsets);
-  return drawn;
+static int expose_block(PyObject* self, Py_buffer* view, int flags) {
+  const Block* block = nb::inst_ptr<Block>(nb::handle(self));
+  return PyBuffer_FillInfo(view, self, block->data(), static_cast<Py_ssize_t>(block->bytes()), 0, flags);
+}
+
+static void bind_block(nb::module_& m) {
+  static PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(expose_block)}, {0, nullptr}};
+  nb::class_<Block>(m, "Block", nb::type_slots(slots), "The memory of one draw; writable bytes.")
+      .def("__len__", &Block::count)
+      .def_prop_ro("nbytes", &Block::bytes);
 }
 
 static void bind_index(nb::module_& m) {
@@ -119,9 +123,8 @@ static void bind_index(nb::module_& m) {
             return index.update(ids.data(), priorities.data(), length(ids));
           },
           "ids"_a, "priorities"_a, "How many were still stored, or -1 - (position of the first bad priority).")
-      .def("draw", &draw, "block"_a, "count"_a, "drawing"_a, "beta"_a = 0.0, "over_buffer"_a = false,
-           "rows"_a.none() = nullptr,
-           "Fills a block with `count` ids, slots, probabilities and weights (8 bytes each), then the rows' fields.")
+      .def("draw", &draw, "count"_a, "drawing"_a, "beta"_a = 0.0, "over_buffer"_a = false, "rows"_a.none() = nullptr,
+           "Draws `count` items, or where fewer can be drawn each of those once; with rows, their fields too.")
       .def(
           "locate",
           [](Index& index, const In<double>& shares) {
@@ -239,12 +242,14 @@ static void bind_rows(nb::module_& m) {
           "values"_a, "slots"_a, "Stores columns in the given slots.")
       .def(
           "gather",
-          [](const ArrayRows& rows, const In<int64_t>& slots, const InOut<uint8_t>& block) {
-            const std::vector<int64_t> offsets = rows.layout(0, length(slots));
-            if (length(block) < offsets.back()) throw nb::value_error("the block is too small for the rows");
-            rows.gather(slots.data(), length(slots), reinterpret_cast<char*>(block.data()), offsets);
+          [](const ArrayRows& rows, const In<int64_t>& slots) {
+            const int64_t count = length(slots);
+            const std::vector<int64_t> offsets = rows.layout(Block::kHeadBytes * count, count);
+            Block block(count, offsets.back());
+            rows.gather(slots.data(), count, block.data(), offsets);
+            return block;
           },
-          "slots"_a, "block"_a, "Copies rows into a block of layout(0, count).");
+          "slots"_a, "A block with the fields of these rows; its ids, slots, probabilities and weights mean nothing.");
 
   m.def(
       "take",
@@ -276,6 +281,7 @@ static void bind_rows(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   m.doc() = "Native core of relive.buffer.";
+  relive::bind_block(m);
   relive::bind_index(m);
   relive::bind_rows(m);
   m.def("kernels", [] { return relive::kernels().name; }, "Name of the kernels in use.");

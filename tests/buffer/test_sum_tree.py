@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relive.buffer import _core
+from relive.buffer.blocks import HEADS
 
 NONE = np.empty(0, dtype=np.int64)
 
@@ -22,11 +23,9 @@ def filled(priorities, *, capacity=None, alpha=1.0, seed=0):
 
 def draw(index, count, beta=0.0, over_buffer=False, stratified=True):
     """ids, probabilities and weights of one draw."""
-    block = np.empty(4 * count, dtype=np.int64)
     drawing = _core.Drawing.STRATIFIED if stratified else _core.Drawing.INDEPENDENT
-    n = index.draw(block, count, drawing, beta, over_buffer)
-    floats = block.view(np.float64)
-    return block[:n], floats[2 * count : 2 * count + n], floats[3 * count : 3 * count + n]
+    parts = HEADS.parts(index.draw(count, drawing, beta, over_buffer))
+    return parts["ids"], parts["probabilities"], parts["weights"]
 
 
 def many(index, count, stratified=False):

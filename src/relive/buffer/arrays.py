@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer._core import ArrayRows, Index
-from relive.buffer.blocks import HEAD_BYTES, Layout, Layouts
+from relive.buffer.blocks import Layout
 from relive.buffer.errors import BufferSettingError, BufferStateError, SchemaError
 from relive.buffer.rows import Floats, Ids, Summary
 from relive.buffer.schema import FieldSpec, Schema
+
+REWARDS = ("reward", "rew")
+"""What a field that holds rewards may be called."""
 
 
 class Columns(Mapping[str, npt.NDArray[Any]]):
@@ -86,7 +89,7 @@ class ArrayStorage:
     def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
         self.schema = Schema(fields)
         self._native: ArrayRows | None = None
-        self.layouts = _FieldLayouts(self)
+        self._layout: Layout | None = None
 
     @property
     def native(self) -> ArrayRows:
@@ -98,6 +101,17 @@ class ArrayStorage:
         if self._native is None:
             raise BufferSettingError("This ArrayStorage is not part of a buffer; pass it to a ReplayBuffer.")
         return self._native
+
+    @property
+    def layout(self) -> Layout:
+        """Where the fields lie in a block.
+
+        Raises:
+            BufferSettingError: it is not part of a buffer yet.
+        """
+        if self._layout is None:
+            raise BufferSettingError("This ArrayStorage is not part of a buffer; pass it to a ReplayBuffer.")
+        return self._layout
 
     def allocate(self, capacity: int) -> None:
         """Makes room for `capacity` rows, once; memory is taken from the system as it is first written.
@@ -111,6 +125,7 @@ class ArrayStorage:
             (name, kind.kind, kind.itemsize, list(shape)) for name, kind, shape in self.schema.fields
         ]
         self._native = ArrayRows(capacity, fields, self.schema.convert, self.schema.refuse)
+        self._layout = Layout(self.schema.fields, self._native)
 
     # ---- Adding
 
@@ -164,11 +179,8 @@ class ArrayStorage:
 
     def get(self, ids: Ids, slots: Ids) -> Columns:
         """The rows in these slots, by field."""
-        layout = self.layouts.gathered(len(slots))
-        memory = np.empty(layout.itemsize, dtype=np.uint8)
-        self.native.gather(np.ascontiguousarray(slots), memory)
-        block = np.ndarray((), layout, memory)
-        return Columns({name: block[name] for name in self.schema.names}, len(slots))
+        parts = self.layout.parts(self.native.gather(np.ascontiguousarray(slots)))
+        return Columns({name: parts[name] for name in self.schema.names}, len(slots))
 
     # ---- The rest of the protocol
 
@@ -182,7 +194,7 @@ class ArrayStorage:
     def summary(self, ids: Ids, slots: Ids) -> Summary:
         """Rewards from the field ``reward`` or ``rew``, costs from ``cost``, where these are single numbers."""
         columns = self.get(ids, slots)
-        rewards = self._numbers(columns, ("reward", "rew"))
+        rewards = self._numbers(columns, REWARDS)
         costs = self._numbers(columns, ("cost",))
         known = rewards[~np.isnan(rewards)]
         return Summary(
@@ -196,6 +208,24 @@ class ArrayStorage:
     def nbytes(self) -> int:
         """Memory for all rows up to the capacity."""
         return self.native.nbytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of one row."""
+        return self.native.stride
+
+    def set_rewards(self, slots: Ids, rewards: Floats) -> None:
+        """Writes the field ``reward`` or ``rew`` of rows.
+
+        Raises:
+            BufferSettingError: there is no such field of single numbers.
+        """
+        name = next((name for name, _, shape in self.schema.fields if name in REWARDS and shape == ()), None)
+        if name is None:
+            raise BufferSettingError(f"These rows have no single number {' or '.join(REWARDS)} to write a reward into.")
+        columns = dict(self.get(slots, slots))
+        columns[name] = rewards.astype(columns[name].dtype)
+        self.native.put(columns, slots)
 
     def state_dict(self, ids: Ids, slots: Ids) -> dict[str, Any]:
         """The rows by field, in this order."""
@@ -221,27 +251,3 @@ class ArrayStorage:
             if name in names and shape == () and kind.kind in "iuf":
                 return columns[name].astype(np.float64)
         return np.empty(0)
-
-
-class _FieldLayouts(Layouts):
-    """Layouts of draws from array rows, and of rows gathered alone."""
-
-    def __init__(self, storage: ArrayStorage) -> None:
-        super().__init__()
-        self._storage = storage
-
-    def make(self, count: int) -> Layout:
-        return Layout(count, self._storage.schema.fields, self._storage.native.layout(HEAD_BYTES * count, count))
-
-    def gathered(self, count: int) -> np.dtype[Any]:
-        """Type of a block that holds the fields of `count` rows and nothing else."""
-        *offsets, end = self._storage.native.layout(0, count)
-        fields = self._storage.schema.fields
-        return np.dtype(
-            {
-                "names": [name for name, _, _ in fields],
-                "formats": [(kind, (count, *shape)) for _, kind, shape in fields],
-                "offsets": offsets,
-                "itemsize": max(end, 1),
-            }
-        )

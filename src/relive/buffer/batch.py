@@ -1,35 +1,32 @@
 """What a draw gives, and what a buffer says about itself."""
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from relive.buffer.arrays import Columns, RowsOfColumns
-from relive.buffer.blocks import Block
+from relive.buffer._core import Block
+from relive.buffer.arrays import Columns
+from relive.buffer.blocks import Layout
 from relive.buffer.errors import SchemaError
-from relive.buffer.rows import Floats, Ids
+from relive.buffer.rows import Experiences, Floats, Ids, Rows
 from relive.buffer.selector import NStepReturns, Selection
 
 
 class Batch:
     """Experiences drawn together. A snapshot: what happens to the buffer later does not change it.
 
-    Arrays are views, made on access, of memory that belongs to this batch.
-
     Attributes:
         requested: How many were asked for; more than ``len(batch)`` when there were not enough.
     """
 
-    __slots__ = ("_drawn", "_experiences", "_newest", "requested")
+    __slots__ = ("_experiences", "_newest", "_selection", "requested")
 
-    def __init__(
-        self, drawn: Block | Selection, experiences: Sequence[Any] | Columns | Block, *, requested: int, newest: int
-    ) -> None:
-        self._drawn = drawn
+    def __init__(self, selection: Selection, experiences: Experiences, requested: int, newest: int) -> None:
+        self._selection = selection
         self._experiences = experiences
         self._newest = newest
         self.requested = requested
@@ -37,18 +34,28 @@ class Batch:
     @property
     def ids(self) -> Ids:
         """int64 ``[B]``; pass them to `ReplayBuffer.update_priorities`."""
-        return self._drawn.ids
+        return self._selection.ids
 
     @property
     def probabilities(self) -> Floats:
         """float64 ``[B]``, how likely one draw was to choose each."""
-        return self._drawn.probabilities
+        return self._selection.probabilities
 
     @property
     def weights(self) -> Floats:
         """float64 ``[B]``, importance weights; 1 from samplers that have none."""
-        weights = self._drawn.weights
+        weights = self._selection.weights
         return np.ones(len(self)) if weights is None else weights
+
+    @property
+    def lengths(self) -> Ids | None:
+        """int64 ``[S]``, rows of each drawn sequence, one after the other; ``None``: rows were drawn one by one."""
+        return self._selection.lengths
+
+    @property
+    def n_step(self) -> NStepReturns | None:
+        """What the following steps add to each row; ``None``: the sampler does not ask for it."""
+        return self._selection.n_step
 
     @property
     def ages(self) -> Ids:
@@ -56,30 +63,16 @@ class Batch:
         return self._newest - self.ids
 
     @property
-    def lengths(self) -> Ids | None:
-        """int64 ``[S]``, rows of each drawn sequence, one after the other; ``None``: rows were drawn one by one."""
-        return self._drawn.lengths if isinstance(self._drawn, Selection) else None
-
-    @property
-    def n_step(self) -> NStepReturns | None:
-        """What the following steps add to each row; ``None``: the sampler does not ask for it."""
-        return self._drawn.n_step if isinstance(self._drawn, Selection) else None
+    def columns(self) -> Columns | None:
+        """The fields of rows of arrays, ``[B, ...]`` each; ``None``: the buffer keeps Python objects."""
+        return self._experiences if isinstance(self._experiences, Columns) else None
 
     @property
     def experiences(self) -> Sequence[Any]:
         """``[B]``, what was added; from rows of arrays a mapping each, made when asked for."""
         columns = self.columns
-        if columns is not None:
-            return RowsOfColumns(columns)
-        return self._experiences  # type: ignore[return-value]
-
-    @property
-    def columns(self) -> Columns | None:
-        """The fields of rows of arrays, ``[B, ...]`` each; ``None``: the buffer keeps Python objects."""
-        held = self._experiences
-        if isinstance(held, Block):
-            return Columns({name: held[name] for name in held.layout.fields}, held.drawn)
-        return held if isinstance(held, Columns) else None
+        experiences: Sequence[Any] = self._experiences if columns is None else columns.rows()
+        return experiences
 
     def __getitem__(self, field: str) -> npt.NDArray[Any]:
         """One field of rows of arrays, ``[B, ...]``.
@@ -87,13 +80,12 @@ class Batch:
         Raises:
             SchemaError: there is no such field, or the buffer keeps Python objects.
         """
-        held = self._experiences
-        if not isinstance(held, Block | Columns):
+        columns = self.columns
+        if columns is None:
             raise SchemaError("This buffer keeps Python objects; read batch.experiences, or give it an ArrayStorage.")
-        fields = held.layout.fields if isinstance(held, Block) else tuple(held)
-        if field not in fields:
-            raise SchemaError(f"There is no field {field!r}; there are {', '.join(map(repr, fields))}.")
-        return held[field]
+        if field not in columns:
+            raise SchemaError(f"There is no field {field!r}; there are {', '.join(map(repr, columns))}.")
+        return columns[field]
 
     def to_torch(self) -> dict[str, Any]:
         """Each field, and ``ids``, ``weights`` and ``probabilities``, as tensors that share this batch's memory.
@@ -102,12 +94,8 @@ class Batch:
             SchemaError: a field's type has no counterpart in torch.
         """
         torch = importlib.import_module("torch")  # only who asks for tensors needs it
-        arrays: Mapping[str, npt.NDArray[Any]] = {
-            **(self.columns or {}),
-            "ids": self.ids,
-            "weights": self.weights,
-            "probabilities": self.probabilities,
-        }
+        arrays: dict[str, npt.NDArray[Any]] = dict(self.columns or {})
+        arrays |= {"ids": self.ids, "weights": self.weights, "probabilities": self.probabilities}
         tensors = {}
         for name, array in arrays.items():
             try:
@@ -122,10 +110,86 @@ class Batch:
         return self.requested - len(self)
 
     def __len__(self) -> int:
-        return self._drawn.drawn if isinstance(self._drawn, Block) else len(self._drawn.ids)
+        return len(self._selection.ids)
 
     def __repr__(self) -> str:
-        return f"Batch({len(self)} of {self.requested} experiences)"
+        return f"{type(self).__name__}({len(self)} of {self.requested} experiences)"
+
+
+class BlockBatch(Batch):
+    """A batch whose arrays are views, made on access, of the one block of memory that a native draw filled."""
+
+    __slots__ = ("_block", "_layout", "_parts")
+
+    def __init__(self, block: Block, layout: Layout, requested: int, newest: int) -> None:
+        self._block = block
+        self._layout = layout
+        self._parts: npt.NDArray[Any] | None = None
+        self._experiences = None
+        self._newest = newest
+        self.requested = requested
+
+    def fetch(self, rows: Rows) -> None:
+        """Fetches the experiences of rows that are not part of the block."""
+        parts = self._view()
+        self._experiences = rows.get(parts["ids"], parts["slots"])
+
+    def _view(self) -> npt.NDArray[Any]:
+        parts = self._parts
+        if parts is None:
+            parts = self._parts = self._layout.parts(self._block)
+        return parts
+
+    @property
+    def ids(self) -> Ids:
+        """int64 ``[B]``; pass them to `ReplayBuffer.update_priorities`."""
+        ids: Ids = self._view()["ids"]
+        return ids
+
+    @property
+    def probabilities(self) -> Floats:
+        """float64 ``[B]``, how likely one draw was to choose each."""
+        probabilities: Floats = self._view()["probabilities"]
+        return probabilities
+
+    @property
+    def weights(self) -> Floats:
+        """float64 ``[B]``, importance weights."""
+        weights: Floats = self._view()["weights"]
+        return weights
+
+    @property
+    def lengths(self) -> None:
+        """The rows were drawn one by one."""
+        return
+
+    @property
+    def n_step(self) -> None:
+        """The sampler does not ask for it."""
+        return
+
+    @property
+    def columns(self) -> Columns | None:
+        """The fields of rows of arrays, ``[B, ...]`` each; ``None``: the buffer keeps Python objects."""
+        names = self._layout.names
+        if not names:
+            return None
+        parts = self._view()
+        return Columns({name: parts[name] for name in names}, len(self._block))
+
+    def __getitem__(self, field: str) -> npt.NDArray[Any]:
+        """One field of rows of arrays, ``[B, ...]``.
+
+        Raises:
+            SchemaError: there is no such field, or the buffer keeps Python objects.
+        """
+        if field not in self._layout.names:
+            return super().__getitem__(field)
+        part: npt.NDArray[Any] = self._view()[field]
+        return part
+
+    def __len__(self) -> int:
+        return len(self._block)
 
 
 class BufferStats(msgspec.Struct, kw_only=True, frozen=True):

@@ -3,19 +3,17 @@
 import numpy as np
 
 from relive.buffer._core import Drawing
+from relive.buffer.blocks import HEADS
 from relive.buffer.rows import NO_IDS, Floats, Ids
 from relive.buffer.selector import BufferView
-
-_ROUNDS = 8
 
 
 def distinct(view: BufferView, count: int) -> Ids:
     """Different stored ids, as successive draws without replacement would give them, in that order.
 
-    Each next one is drawn among those that are left, in proportion to its leaf (priority^alpha). Draws with
-    replacement whose repetitions are dropped are such draws; where they would repeat themselves too often, each item's
-    exponential arrival time E_i / leaf_i is drawn instead, and the earliest come first (Efraimidis and Spirakis 2006,
-    "Weighted random sampling with a reservoir", equation of algorithm A in logarithms). Never endless.
+    Each next one is drawn among those that are left, in proportion to its leaf (priority^alpha). Where most of the
+    buffer is asked for, each item's exponential arrival time E_i / leaf_i is drawn instead, and the earliest come
+    first, which is the same (Efraimidis and Spirakis 2006, "Weighted random sampling with a reservoir").
 
     Args:
         view: The buffer.
@@ -28,15 +26,9 @@ def distinct(view: BufferView, count: int) -> Ids:
     count = min(count, index.drawable)
     if count <= 0:
         return NO_IDS
-    if index.drawable > 8 * count:
-        drawn = NO_IDS
-        for _ in range(_ROUNDS):
-            block = np.empty(4 * 2 * count, dtype=np.int64)
-            got = index.draw(block, 2 * count, Drawing.INDEPENDENT)
-            drawn = np.concatenate([drawn, block[:got]])
-            _, first = np.unique(drawn, return_index=True)
-            if len(first) >= count:
-                return drawn[np.sort(first)[:count]]
+    if index.drawable > 2 * count:
+        ids: Ids = HEADS.parts(index.draw(count, Drawing.DISTINCT))["ids"]
+        return ids
     ids = view.ids()
     leaves = index.leaves(ids).astype(np.float64)
     ids, leaves = ids[leaves > 0], leaves[leaves > 0]

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from relive.buffer._core import ArrayRows, Drawing
-from relive.buffer.blocks import Block, Layout, Layouts
+from relive.buffer._core import ArrayRows, Block, Drawing, Index
+from relive.buffer.blocks import HEADS
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.rows import Ids
 from relive.buffer.selector import Selection, Selector
@@ -62,24 +62,22 @@ class Prioritized(Selector):
         self.beta_increment = float(beta_increment)
         self.epsilon = float(epsilon)
         self.weights = weights
+        self._over_buffer = weights == "buffer"
         self.stratified = stratified
         self.replacement = replacement
         self._drawing = Drawing.STRATIFIED if stratified else Drawing.INDEPENDENT
         if not replacement:
             self._drawing = Drawing.DISTINCT
 
-    def draw(self, layout: Layout, rows: ArrayRows | None) -> Block:
-        """Draws as many experiences as the layout has room for, their fields with them, and moves beta on."""
-        block = Block(layout)
-        over_buffer = self.weights == "buffer"
-        index = self.view.index
-        block.drawn = index.draw(block.memory, layout.count, self._drawing, self.beta, over_buffer, rows)
-        self.beta = min(1.0, self.beta + self.beta_increment)
-        return block
+    def draw(self, index: Index, count: int, rows: ArrayRows | None) -> Block:
+        """Draws from an index, the fields of native rows with it, and moves beta on. O(count log N)."""
+        beta = self.beta
+        self.beta = min(1.0, beta + self.beta_increment)
+        return index.draw(count, self._drawing, beta, self._over_buffer, rows)
 
     def select(self, count: int) -> Selection:
-        """Draws `count` experiences and moves beta on. O(count log N)."""
-        return _selection(self.draw(_layouts(count), None))
+        """Draws `count` experiences and moves beta on."""
+        return _selection(self.draw(self.view.index, count, None))
 
     def state_dict(self) -> dict[str, Any]:
         """The present beta."""
@@ -100,15 +98,13 @@ class Uniform(Selector):
     alpha = 0.0
     follows = False
 
-    def draw(self, layout: Layout, rows: ArrayRows | None) -> Block:
-        """Draws as many experiences as the layout has room for, their fields with them."""
-        block = Block(layout)
-        block.drawn = self.view.index.draw(block.memory, layout.count, Drawing.INDEPENDENT, rows=rows)
-        return block
+    def draw(self, index: Index, count: int, rows: ArrayRows | None) -> Block:
+        """Draws from an index, the fields of native rows with it. O(count)."""
+        return index.draw(count, Drawing.INDEPENDENT, rows=rows)
 
     def select(self, count: int) -> Selection:
-        """Draws `count` experiences. O(count)."""
-        return _selection(self.draw(_layouts(count), None))
+        """Draws `count` experiences."""
+        return _selection(self.draw(self.view.index, count, None))
 
 
 class Fifo(Selector):
@@ -117,8 +113,12 @@ class Fifo(Selector):
     follows = False
 
     def select(self, count: int) -> Selection:
-        """The `count` oldest, each with certainty. O(count)."""
-        ids = self.view.index.oldest(count)
+        """The `count` oldest that can be drawn, each with certainty. O(count) while no priority is 0, else O(N)."""
+        index = self.view.index
+        ids = index.oldest(count)
+        if index.drawable < index.size:
+            ids = self.view.ids()
+            ids = ids[index.leaves(ids) > 0][:count]
         return Selection(ids=ids, probabilities=np.ones(len(ids)))
 
     def victims(self, count: int) -> Ids:
@@ -126,11 +126,11 @@ class Fifo(Selector):
         return self.view.index.oldest(count)
 
 
-_layouts = Layouts()
-
-
 def _selection(block: Block) -> Selection:
-    return Selection(ids=block.ids, slots=block.slots, probabilities=block.probabilities, weights=block.weights)
+    parts = HEADS.parts(block)
+    return Selection(
+        ids=parts["ids"], slots=parts["slots"], probabilities=parts["probabilities"], weights=parts["weights"]
+    )
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

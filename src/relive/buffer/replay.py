@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from relive.buffer._core import Index
 from relive.buffer.arrays import ArrayStorage, Columns
-from relive.buffer.batch import Batch, BufferStats
-from relive.buffer.blocks import Block, Layouts
+from relive.buffer.batch import Batch, BlockBatch, BufferStats
+from relive.buffer.blocks import HEADS
 from relive.buffer.checks import count_of, float_of, floats_of, ids_of, part_of, positive, refusal
 from relive.buffer.errors import (
     BufferSettingError,
@@ -31,7 +31,7 @@ from relive.buffer.errors import (
 )
 from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
 from relive.buffer.rows import NO_IDS, Changes, Experiences, Floats, Ids, ObjectRows, Rows
-from relive.buffer.selector import BufferView, Selection, Selector
+from relive.buffer.selector import BufferView, Selector
 
 STATE_VERSION = 1
 """Version of the shape of `ReplayBuffer.state_dict`."""
@@ -88,7 +88,8 @@ class ReplayBuffer:
         if isinstance(rows, ObjectRows | ArrayStorage) and type(self._remover) is Fifo and not self._followers:
             self._direct = rows
         self._drawer = self._sampler if isinstance(self._sampler, Prioritized | Uniform) else None
-        self._layouts = Layouts() if self._arrays is None else self._arrays.layouts
+        self._layout = HEADS if self._arrays is None else self._arrays.layout
+        self._native_rows = None if self._arrays is None else self._arrays.native
         self._lock = threading.RLock()
         self._added = 0
         self._evicted = 0
@@ -246,26 +247,23 @@ class ReplayBuffer:
             if self._rows.has_own_ids:
                 self.follow()
             index = self._index
-            drawable = index.drawable
-            if strict and drawable < count:
-                raise self._not_enough(drawable, count)
-            drawn: Block | Selection
-            experiences: Experiences
+            if strict and index.drawable < count:
+                raise self._not_enough(index.drawable, count)
+            newest = index.next_id - 1
             if self._drawer is not None:
-                # Asking for one more than there are is enough to get each once, whatever was asked for.
-                layout = self._layouts(min(count, drawable + 1))
-                drawn = self._drawer.draw(layout, None if self._arrays is None else self._arrays.native)
-                experiences = drawn if self._arrays is not None else self._rows.get(drawn.ids, drawn.slots)
-                number = drawn.drawn
-            else:
-                drawn = self._sampler.select(count)
-                number = len(drawn.ids)
-                if strict and number < count:
-                    raise self._not_enough(number, count)
-                slots = index.find(drawn.ids) if drawn.slots is None else drawn.slots
-                experiences = self._rows.get(drawn.ids, slots)
-            self._sampled += number
-            return Batch(drawn, experiences, requested=count, newest=index.next_id - 1)
+                block = self._drawer.draw(index, count, self._native_rows)
+                self._sampled += len(block)
+                batch = BlockBatch(block, self._layout, count, newest)
+                if self._native_rows is None:
+                    batch.fetch(self._rows)
+                return batch
+            selection = self._sampler.select(count)
+            ids = selection.ids
+            if strict and len(ids) < count:
+                raise self._not_enough(len(ids), count)
+            self._sampled += len(ids)
+            slots = index.find(ids) if selection.slots is None else selection.slots
+            return Batch(selection, self._rows.get(ids, slots), count, newest)
 
     def _not_enough(self, available: int, count: int) -> NotEnoughExperiencesError:
         return NotEnoughExperiencesError(

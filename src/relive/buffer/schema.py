@@ -6,14 +6,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from relive.buffer.blocks import RESERVED
+from relive.buffer.blocks import RESERVED, Field
 from relive.buffer.errors import BufferSettingError, SchemaError
 
 FieldSpec = npt.DTypeLike | tuple[npt.DTypeLike, int | Sequence[int]]
 """Type of a field, or its type and shape."""
-
-Field = tuple[str, np.dtype[Any], tuple[int, ...]]
-"""Name, type and shape."""
 
 
 class Schema:
