@@ -1,16 +1,24 @@
 """Relive: experience replay and continual learning for LLM agents."""
 
+from typing import TYPE_CHECKING, Any
+
 from relive.buffer import ArrayStorage, Batch, BufferStats, Fifo, Prioritized, ReplayBuffer, Uniform
 from relive.errors import ReliveError
 from relive.experience import Feedback, TokenTrace, Transition, Usage
 from relive.memory import Memory, open  # noqa: A004 - read as `relive.open`
 
+if TYPE_CHECKING:
+    from relive.learner import Agent, Answer, ContinualLearner
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "Agent",
+    "Answer",
     "ArrayStorage",
     "Batch",
     "BufferStats",
+    "ContinualLearner",
     "Feedback",
     "Fifo",
     "Memory",
@@ -24,3 +32,14 @@ __all__ = [
     "__version__",
     "open",
 ]
+
+_CALLS_A_MODEL = {"Agent", "Answer", "ContinualLearner"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what calls a model when it is first asked for: a buffer alone need not wait for an HTTP client."""
+    if name in _CALLS_A_MODEL:
+        from relive import learner
+
+        return getattr(learner, name)
+    raise AttributeError(f"module 'relive' has no attribute {name!r}")
