@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relive.experience import Transition
+from relive.storage import _text
 from relive.storage.text import (
     FTS5_TOKENIZER,
     MAX_CHARACTERS,
@@ -146,3 +147,14 @@ def test_every_token_survives_the_tokenizer_and_any_text_finds_itself(text: str)
     assert all(not token.isspace() and " " not in token for token in tokens(text))
     if match_query(text):
         assert 1 in Index("nothing alike", text).find(text)
+
+
+@given(st.text(st.characters(max_codepoint=127), max_size=60) | st.text("ab1+#-_.:'@ ", max_size=80))
+def test_native_tokens_of_ascii_text_are_those_of_the_slow_way(text: str) -> None:
+    assert _text.ascii_tokens(text) == " ".join(tokens(text))
+    assert _text.ascii_tokens(text + "é") is None
+
+
+def test_native_tokens_of_long_words_are_those_of_the_slow_way() -> None:
+    for text in ("x" * 100, "a-" + "b" * 70, "a" * 64, "a" * 65, "a-" * 40 + "b", "Kreditkartenverlust", "c++++"):
+        assert _text.ascii_tokens(text) == " ".join(tokens(text))

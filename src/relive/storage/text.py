@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from relive.experience import Transition
+from relive.storage import _text
 
 FTS5_TOKENIZER = "ascii"
 """The ``tokenize=`` option of the FTS5 table that holds what `index_text` gives."""
@@ -74,7 +75,9 @@ _FULL_WIDTH = {code: code + 0xFEE0 for code in range(0x21, 0x7F) if not chr(code
 
 def index_text(transition: Transition) -> str:
     """The tokens of a transition's state, joined by spaces, ready for the full-text index."""
-    return " ".join(tokens(state_text(transition.state)))
+    text = state_text(transition.state)
+    ascii_words = _text.ascii_tokens(text)
+    return " ".join(tokens(text)) if ascii_words is None else ascii_words
 
 
 def state_text(state: Any) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import apsw
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from relive.storage import audit, sampling
 from relive.storage import feedback as feedback_rule
-from relive.storage.codec import Compressor
+from relive.storage.codec import Compressor, TraceRow
 from relive.storage.connection import fetch
 from relive.storage.protocol import Changes
 from relive.storage.reading import Reader, int64
@@ -26,8 +27,10 @@ ADDED, REWARDED, REMOVED = 0, 1, 2
 KEPT_CHANGES = 65_536
 """Change numbers a follower may lag behind before it must look at everything again."""
 
-_PLACES = ", ".join("?" * (len(COLUMNS) + 5))
-_INSERT = f"INSERT INTO experience(id, bytes, priority, uid, stored_at, {', '.join(COLUMNS)}) VALUES ({_PLACES})"  # noqa: S608
+_COLUMNS = ("id", "bytes", "priority", "uid", "stored_at", *COLUMNS)
+_BODY = ("id", "codec", "body")
+_TRACE = ("id", *TraceRow._fields)
+_TOGETHER = 32  # rows of one statement
 _DELETE = tuple(
     f"DELETE FROM {table} WHERE {key} IN (SELECT value FROM carray(?))"  # noqa: S608 - names from the tuple below
     for table, key in (
@@ -90,30 +93,21 @@ class Transaction:
             number += 1
         if not new:
             return ids
-        bodies = [self.compress(row.payload) for _, row in new]
+        bodies = self.compress.many([row.payload for _, row in new])
         sizes = [
             len(body) + (0 if row.trace is None else len(row.trace.body))
             for (_, row), (_, body) in zip(new, bodies, strict=True)
         ]
         now = self._now()
-        execute_many = self.connection.executemany
-        execute_many(
-            _INSERT,
+        self._insert(
+            "experience",
+            _COLUMNS,
             [(n, size, row.priority, row.uid, now, *row.columns) for (n, row), size in zip(new, sizes, strict=True)],
         )
-        execute_many(
-            "INSERT INTO payload VALUES (?, ?, ?)",
-            [(n, codec, body) for (n, _), (codec, body) in zip(new, bodies, strict=True)],
-        )
-        traces = [(n, *row.trace) for n, row in new if row.trace is not None]
-        if traces:
-            execute_many("INSERT INTO token_trace VALUES (?, ?, ?, ?, ?, ?, ?)", traces)
-        tags = [(tag, n) for n, row in new for tag in row.tags]
-        if tags:
-            execute_many("INSERT INTO tag VALUES (?, ?)", tags)
-        words = [(n, row.words) for n, row in new if row.words]
-        if words:
-            execute_many("INSERT INTO state_text(rowid, words) VALUES (?, ?)", words)
+        self._insert("payload", _BODY, [(n, codec, body) for (n, _), (codec, body) in zip(new, bodies, strict=True)])
+        self._insert("token_trace", _TRACE, [(n, *row.trace) for n, row in new if row.trace is not None])
+        self._insert("tag", ("name", "id"), [(tag, n) for n, row in new for tag in row.tags])
+        self._insert("state_text", ("rowid", "words"), [(n, row.words) for n, row in new if row.words])
         self._next_id = number
         self._rows += len(new)
         self._bytes += sum(sizes)
@@ -216,6 +210,10 @@ class Transaction:
         now = time.time_ns() // 1000
         audit.add(self.connection, action, at=now, who=who, target=target, before=before, after=after)
 
+    def note_bytes(self, difference: int) -> None:
+        """Counts a change in the size of payloads that was made past this class."""
+        self._bytes += difference
+
     def changes(self, since: int) -> Changes:
         """What happened since, what this transaction did so far included."""
         return changes_since(self.connection, since)
@@ -277,6 +275,16 @@ class Transaction:
         while self._ends:
             self._ends.pop()(committed)
 
+    def _insert(self, table: str, columns: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Inserts rows, many to a statement: apsw lets go of the interpreter and takes it back once a statement."""
+        done, together = 0, _TOGETHER
+        while done < len(rows):
+            while together > len(rows) - done:
+                together //= 2
+            values = [value for row in rows[done : done + together] for value in row]
+            self.connection.execute(_insertion(table, columns, together), values)
+            done += together
+
     def _now(self) -> int:
         """Microseconds since 1970 UTC, but never less than what was stored before: clocks are set back."""
         if self._clock is None:
@@ -297,6 +305,12 @@ class Transaction:
         first, last = int(ids[0]), int(ids[-1])
         contiguous = last - first + 1 == len(ids)
         self._note(kind, first, last, None if contiguous else ids.astype("<i8").tobytes())
+
+
+@cache
+def _insertion(table: str, columns: tuple[str, ...], rows: int) -> str:
+    places = f"({', '.join('?' * len(columns))})"
+    return f"INSERT INTO {table}({', '.join(columns)}) VALUES {', '.join([places] * rows)}"  # noqa: S608 - own names
 
 
 def changes_since(connection: apsw.Connection, since: int) -> Changes:

@@ -1,0 +1,3 @@
+"""Types of the native tokenizer; what it does stands in native/text.cpp."""
+
+def ascii_tokens(text: str) -> str | None: ...
