@@ -144,6 +144,14 @@ def test_a_backup_is_a_store_with_the_same_content(tmp_path: Path) -> None:
     assert check(tmp_path / "b.db").problems == []
 
 
+def test_where_a_backup_was_put_is_written_down(tmp_path: Path) -> None:
+    fill(tmp_path / "s.db")
+    backup(tmp_path / "s.db", tmp_path / "b.db")
+    with SqliteStorage(tmp_path / "s.db") as storage:
+        [entry] = storage.audit(action="backup")
+        assert (entry.target, entry.after) == (str(tmp_path / "b.db"), {"experiences": 200})
+
+
 def write_on(path: Path, stop: Any, written: Any) -> None:
     with SqliteStorage(path) as storage:
         while not stop.is_set():

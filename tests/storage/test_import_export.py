@@ -282,6 +282,18 @@ def test_an_import_that_was_interrupted_is_finished_by_a_second_one(tmp_path: Pa
     assert Counter(t.state for t in all_of(tmp_path / "s.db")) == Counter(range(2_000))
 
 
+def test_each_import_is_written_down(tmp_path: Path) -> None:
+    file = lines(tmp_path / "in", {"state": 1, "action": 2}, {"state": 1})
+    for _ in range(2):
+        load(file, tmp_path / "s.db")
+    with SqliteStorage(tmp_path / "s.db") as storage:
+        entries = storage.audit(action="import")
+    assert [(entry.target, entry.after) for entry in entries] == [
+        (str(file), {"format": "relive", "imported": 1, "known": 0, "failed": 1}),
+        (str(file), {"format": "relive", "imported": 0, "known": 1, "failed": 1}),
+    ]
+
+
 def test_progress_of_an_import_ends_at_the_whole(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     file = lines(tmp_path / "in", *({"state": "x" * 1000, "action": 1} for _ in range(1_000)))

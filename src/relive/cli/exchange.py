@@ -13,6 +13,7 @@ from relive.cli.progress import progress_bar
 from relive.errors import ReliveError
 from relive.experience import Outcome
 from relive.storage import Query, SqliteStorage
+from relive.storage.backup import note_copy
 from relive.storage.exporter import export_lines, replacing
 from relive.storage.formats import FORMATS
 from relive.storage.importer import ImportReport, import_file
@@ -53,7 +54,7 @@ def import_experiences(
     else:
         _tell(report, file)
     if report.failed:
-        raise ReliveError(f"{report.failed:,} of the records could not be taken; the rest was imported.")
+        raise ReliveError(f"{report.failed:,} record{_s(report.failed)} could not be taken; the rest was imported.")
 
 
 def export_experiences(
@@ -109,14 +110,15 @@ def export_experiences(
             else:
                 with replacing(Path(to), force=force) as out:
                     count = export_lines(storage, out, query, progress=progress)
-    console().print(f"Exported {count:,} experiences to {to}.", markup=False, soft_wrap=True)
+    note_copy(file, "export", Path(to), count)
+    console().print(f"Exported {count:,} experience{_s(count)} to {to}.", markup=False, soft_wrap=True)
 
 
 def _tell(report: ImportReport, file: Path) -> None:
     out = console()
-    known = f" ({report.known:,} were there already)" if report.known else ""
+    known = f" ({report.known:,} there already)" if report.known else ""
     out.print(
-        f"Imported {report.imported:,} experiences into {file}{known}; read as {report.format}.",
+        f"Imported {report.imported:,} experience{_s(report.imported)} into {file}{known}; read as {report.format}.",
         markup=False,
         soft_wrap=True,
     )
@@ -126,3 +128,7 @@ def _tell(report: ImportReport, file: Path) -> None:
         typer.echo(f"{f'line {line}: ' if line else ''}{short(reason, 200).plain}", err=True)
     if report.failed > SHOWN:
         typer.echo(f"… and {report.failed - SHOWN:,} more; --json lists them.", err=True)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,19 +1,24 @@
 """Copies of a store made while it is in use, and its file made as small as its content.
 
+Where copies were put is written down in the store's audit, so that `relive forget` can name those that still hold what
+was forgotten.
+
 A backup is taken in one step, from one view of the store: page-wise steps begin anew whenever somebody writes, and
 under a steady writer never end. Writers go on meanwhile; their log grows until the copy is done.
 """
 
 import os
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
 import msgspec
 
-from relive.storage.connection import check_path, connect, errors_of, prepare
-from relive.storage.errors import DamagedStoreError, StoragePathError
+from relive.storage import audit
+from relive.storage.connection import check_path, connect, errors_of, immediate, prepare
+from relive.storage.errors import DamagedStoreError, ReadOnlyStoreError, StoragePathError
 
 
 class BackupReport(msgspec.Struct):
@@ -77,6 +82,7 @@ def backup(path: Path, to: Path, *, force: bool = False) -> BackupReport:
         _sync(copy)
         copy.replace(to)
         _sync(to.parent)
+    note_copy(path, "backup", to, count)
     return BackupReport(str(to), count, to.stat().st_size)
 
 
@@ -96,9 +102,26 @@ def compact(path: Path) -> CompactReport:
     with errors_of(path), closing(connect(path)) as connection:
         prepare(connection, path, readonly=False)
         connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
+        connection.pragma("temp_store", 1)  # a file: the whole store passes through it
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return CompactReport(before, _size(path))
+
+
+def note_copy(path: Path, action: str, to: Path, experiences: int) -> None:
+    """Writes down in a store's audit where a copy of its content was put; a store that cannot be written is left alone.
+
+    Args:
+        path: The store.
+        action: ``backup`` or ``export``.
+        to: The copy.
+        experiences: How many it holds.
+    """
+    with suppress(ReadOnlyStoreError, StoragePathError), errors_of(path):
+        check_path(path, readonly=False)
+        with closing(connect(path)) as connection, immediate(connection):
+            target = str(to.absolute())
+            audit.add(connection, action, at=time.time_ns() // 1000, target=target, after={"experiences": experiences})
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from relive.storage.codec import Decompressor
 from relive.storage.connection import check_path, connect, errors_of, fetch, prepare
 from relive.storage.errors import DamagedStoreError
 from relive.storage.identity import LENGTH
-from relive.storage.record import COLUMNS, HAS_TOKENS
+from relive.storage.record import COLUMNS, HAS_LATE_NEXT_STATE, HAS_TOKENS
 from relive.storage.salvage import Row
 from relive.storage.schema import CHUNK, FIRST_DICTIONARY
 
@@ -36,6 +36,8 @@ _DANGLING = {
         AND NOT EXISTS (SELECT 1 FROM token_trace t WHERE t.id = experience.id)""",
     "{n:,} token traces belong to no experience{ids}.": """SELECT id FROM token_trace
         WHERE NOT EXISTS (SELECT 1 FROM experience e WHERE e.id = token_trace.id AND e.flags & :tokens)""",
+    "{n:,} experiences have lost their late next state{ids}.": """SELECT id FROM experience WHERE flags & :late
+        AND NOT EXISTS (SELECT 1 FROM next_state n WHERE n.id = experience.id)""",
     "{n:,} next states belong to no experience{ids}.": """SELECT id FROM next_state
         WHERE NOT EXISTS (SELECT 1 FROM experience e WHERE e.id = next_state.id)""",
     "{n:,} payloads need a dictionary that is gone{ids}.": """SELECT id FROM payload WHERE codec >= :first
@@ -57,6 +59,9 @@ _DANGLING = {
     "{n:,} experiences have an identity of the wrong length{ids}.": """SELECT id FROM experience
         WHERE length(uid) != :length""",
 }
+
+
+_NUMBERS = {"tokens": HAS_TOKENS, "late": HAS_LATE_NEXT_STATE, "length": LENGTH, "first": FIRST_DICTIONARY}
 
 
 class Body(NamedTuple):
@@ -128,7 +133,7 @@ def _problems(connection: apsw.Connection, rows: int, *, quick: bool, progress: 
 
 def _dangling(connection: apsw.Connection) -> Iterator[str]:
     for sentence, query in _DANGLING.items():
-        found = connection.execute(query, {"tokens": HAS_TOKENS, "length": LENGTH, "first": FIRST_DICTIONARY})
+        found = connection.execute(query, _NUMBERS)
         examples = [row[0] for row in islice(found, _MOST_EXAMPLES)]
         if examples:
             count = len(examples) + sum(1 for _ in found)

@@ -8,6 +8,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -115,16 +116,29 @@ def import_file(
                 else:
                     ignored[item.what] += 1
 
-        for batch in _batches(taken()):
-            pending.append(storage.write(_writing(batch, storage.encode_feedback), rows=len(batch)))
-            settle(_IN_FLIGHT - 1)
-            if progress is not None:
-                progress(source.position, source.size)
-        settle(0)
+        try:
+            for batch in _batches(taken()):
+                pending.append(storage.write(_writing(batch, storage.encode_feedback), rows=len(batch)))
+                settle(_IN_FLIGHT - 1)
+                if progress is not None:
+                    progress(source.position, source.size)
+            settle(0)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to hear of
+                settle(0)
+                _note(storage, report)
+            raise
+        _note(storage, report)
         if progress is not None:
             progress(source.size, source.size)
         report.ignored = dict(ignored)
     return report
+
+
+def _note(storage: SqliteStorage, report: ImportReport) -> None:
+    """Writes down in the audit what was imported."""
+    after = {name: getattr(report, name) for name in ("format", "imported", "known", "failed")}
+    storage.write(lambda transaction: transaction.audit("import", target=report.source, after=after)).result()
 
 
 def _labelled(found: Found, agent: str | None, policy: str | None, tags: Sequence[str]) -> Found:

@@ -13,6 +13,7 @@ tags, the text index. Priorities and the order of sampling are kept only if noth
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
@@ -23,12 +24,13 @@ import msgspec
 
 from relive.errors import ReliveError
 from relive.experience import Transition
+from relive.storage import audit
 from relive.storage.check import Body, body, index_problems, is_experience, is_trace
 from relive.storage.codec import Decompressor
 from relive.storage.connection import PAGE_SIZE, check_path, connect, errors_of, fetch, immediate, prepare
 from relive.storage.errors import DamagedStoreError, NotAStoreError, StoragePathError
 from relive.storage.pages import MAGIC, Pages
-from relive.storage.record import COLUMNS, HAS_TOKENS
+from relive.storage.record import COLUMNS, HAS_LATE_NEXT_STATE, HAS_TOKENS
 from relive.storage.salvage import Row, Salvage, Shape, shapes
 from relive.storage.text import index_text
 
@@ -96,6 +98,9 @@ def recover(old: Path, new: Path, *, tell: Tell = lambda _: None) -> RecoveryRep
                 report = RecoveryReport(0, 0, [])
             if report.saved == 0 and not is_store:
                 raise NotAStoreError(f"{old} is not a Relive store, and no experience was found in it.")
+            with immediate(target):
+                now, source_path = time.time_ns() // 1000, str(old.absolute())
+                audit.add(target, "recover", at=now, target=source_path, after=msgspec.to_builtins(report))
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         unfinished.replace(new)
     finally:
@@ -222,12 +227,16 @@ class _Recovery:
             if orphans:
                 self._damage.append(f"{orphans:,} {what} could be read whose experiences could not.")
                 run(f"DELETE FROM {table} WHERE id NOT IN (SELECT id FROM experience)")  # noqa: S608
-        run(
-            "UPDATE experience SET flags = flags & ~?1 WHERE flags & ?1 AND id NOT IN (SELECT id FROM token_trace)",
-            (HAS_TOKENS,),
-        )
-        if bare := self._target.changes():
-            self._damage.append(f"{bare:,} experiences were saved without their tokens.")
+        for table, flag, what in (
+            ("token_trace", HAS_TOKENS, "tokens"),
+            ("next_state", HAS_LATE_NEXT_STATE, "late next states"),
+        ):
+            run(
+                f"UPDATE experience SET flags = flags & ~?1 WHERE flags & ?1 AND id NOT IN (SELECT id FROM {table})",  # noqa: S608
+                (flag,),
+            )
+            if bare := self._target.changes():
+                self._damage.append(f"{bare:,} experiences were saved without their {what}.")
         run("INSERT OR IGNORE INTO tag SELECT j.value, e.id FROM experience e, json_each(e.tags) j")
 
     def _counters(self) -> tuple[int, int, int] | None:
