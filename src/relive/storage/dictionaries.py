@@ -22,6 +22,9 @@ TRAIN_AT = 3_000
 """Experiences a store must hold before its dictionary is trained."""
 
 DICTIONARY_BYTES = 64 << 10
+FORGOTTEN = "forgotten"
+"""Setting that counts how often something was forgotten; a dictionary learnt from what was there before is not kept."""
+
 _MOST_BYTES = 16 << 20  # of payloads to learn from
 _LEAST_GAIN = 0.9  # of the size without a dictionary; above it, reading a dictionary at every start is not worth it
 _TEST_EVERY = 10  # one payload in so many is kept out of the training, to measure the gain
@@ -31,6 +34,11 @@ def newest(connection: apsw.Connection) -> tuple[int, bytes] | None:
     """Codec number and bytes of the newest dictionary; ``None``: there is none."""
     rows = fetch(connection, "SELECT id, body FROM dictionary ORDER BY id DESC LIMIT 1")
     return rows[0] if rows else None
+
+
+def forgotten(connection: apsw.Connection) -> int:
+    """How often something was forgotten."""
+    return int(connection.execute("SELECT value FROM setting WHERE name = ?", (FORGOTTEN,)).get or 0)
 
 
 def add(connection: apsw.Connection, body: bytes, created_at: int) -> int:
@@ -57,12 +65,19 @@ def train(payloads: Sequence[bytes]) -> bytes | None:
     return body if sum(len(trained(payload)[1]) for payload in held_out) < _LEAST_GAIN * without else None
 
 
-def sample(connection: apsw.Connection, decompress: Decompressor) -> list[bytes]:
-    """Payloads to learn from: the newest, up to `TRAIN_AT` of them and 16 MB."""
+def sample(connection: apsw.Connection, decompress: Decompressor, *, all_codecs: bool = False) -> list[bytes]:
+    """Payloads to learn from: the newest, up to `TRAIN_AT` of them and 16 MB.
+
+    Args:
+        connection: Any connection.
+        decompress: Knows the dictionaries of the payloads that are read.
+        all_codecs: Also those that were written with a dictionary.
+    """
     result: list[bytes] = []
     total = 0
     for codec, body in connection.execute(
-        "SELECT codec, body FROM payload WHERE codec < ? ORDER BY id DESC LIMIT ?", (FIRST_DICTIONARY, TRAIN_AT)
+        "SELECT codec, body FROM payload WHERE codec < ? ORDER BY id DESC LIMIT ?",
+        (2**62 if all_codecs else FIRST_DICTIONARY, TRAIN_AT),
     ):
         text = decompress(codec, body)
         total += len(text)
@@ -77,11 +92,12 @@ class Trainer:
 
     Args:
         reading: Gives a connection for reading.
-        keep: Stores a new dictionary, so that the writer uses it from its next transaction on.
+        keep: Stores a new dictionary, so that the writer uses it from its next transaction on; also told how often
+            something had been `forgotten` when its payloads were read.
     """
 
     def __init__(
-        self, reading: Callable[[], AbstractContextManager[apsw.Connection]], keep: Callable[[bytes], Any]
+        self, reading: Callable[[], AbstractContextManager[apsw.Connection]], keep: Callable[[bytes, int], Any]
     ) -> None:
         self._reading = reading
         self._keep = keep
@@ -101,9 +117,9 @@ class Trainer:
     def _run(self) -> None:
         try:
             with self._reading() as connection:
-                payloads = sample(connection, Decompressor())
+                payloads, forgotten_before = sample(connection, Decompressor()), forgotten(connection)
             body = train(payloads)
             if body is not None:
-                self._keep(body)
+                self._keep(body, forgotten_before)
         except StorageError:
             return  # the store was closed meanwhile, or cannot be read: then its users hear of it themselves

@@ -19,7 +19,7 @@ from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Transition
 from relive.storage import dictionaries, record, sampling, schema
 from relive.storage import feedback as feedback_rule
-from relive.storage.codec import Compressor, encode_json
+from relive.storage.codec import Compressor, clean_text, encode_json
 from relive.storage.connection import BUSY_TIMEOUT, Durability, check_path, connect, errors_of, immediate, prepare
 from relive.storage.dictionaries import Trainer
 from relive.storage.errors import ReadOnlyStoreError
@@ -231,6 +231,11 @@ class SqliteStorage(StoreReads, Forkable):
             text, _ = self._redact.json(text)
         return bool(self.write(lambda transaction: transaction.set_next_state(id, text)).result())
 
+    def identifiers(self, name: str) -> list[str]:
+        """The forms in which a name or an id may be stored: as it is, and redacted."""
+        redacted = name if self._redact is None else self._redact.identifier(name)
+        return list(dict.fromkeys((clean_text(name), clean_text(redacted))))
+
     def delete(self, ids: Iterable[int]) -> int:
         """Removes experiences with all that belongs to them; returns how many were there."""
         wanted = list(ids)
@@ -398,9 +403,10 @@ class SqliteStorage(StoreReads, Forkable):
             self._trainer.start()
         return transaction
 
-    def _keep_dictionary(self, body: bytes) -> None:
+    def _keep_dictionary(self, body: bytes, forgotten: int) -> None:
         def act(transaction: Transaction) -> None:
-            if transaction.dictionary is None:  # else another process was faster
+            still = dictionaries.forgotten(transaction.connection) == forgotten  # else it may hold what is forgotten
+            if transaction.dictionary is None and still:  # else another process was faster
                 dictionaries.add(transaction.connection, body, time.time_ns() // 1000)
 
         self._writer.submit(act)
