@@ -91,8 +91,12 @@ class ArrayRows {
   // `convert(position of the field, value, whole column?)` returns the bytes of the value in the field's type, as an
   // array, or raises an error that names the field; it is asked for whatever is not of exactly that type already.
   // `refuse(values)` raises the error for values that miss a field, have an unknown one or unequal lengths.
-  ArrayRows(int64_t capacity, std::vector<Field> fields, nb::object convert, nb::object refuse)
-      : fields_(std::move(fields)), convert_(std::move(convert)), refuse_(std::move(refuse)) {
+  // `mapping(values)` makes a dictionary of another mapping, or raises an error.
+  ArrayRows(int64_t capacity, std::vector<Field> fields, nb::object convert, nb::object refuse, nb::object mapping)
+      : fields_(std::move(fields)),
+        convert_(std::move(convert)),
+        refuse_(std::move(refuse)),
+        mapping_(std::move(mapping)) {
     // Widest items first, so that each lies aligned without padding between fields.
     std::vector<Field*> order;
     for (Field& field : fields_) order.push_back(&field);
@@ -115,7 +119,8 @@ class ArrayRows {
   const std::vector<Field>& fields() const { return fields_; }
 
   // Reads a mapping of field to value into the staging row; nothing is stored yet, and on an error nothing will be.
-  void stage(const nb::dict& values) {
+  void stage(nb::handle given) {
+    const nb::dict values = dictionary(given);
     for (const Field& field : fields_) {
       PyObject* value = PyDict_GetItemWithError(values.ptr(), field.name.ptr());
       if (value == nullptr) refuse_(values);
@@ -140,7 +145,8 @@ class ArrayRows {
   };
 
   // Checks a mapping of field to array, whose first dimension counts rows.
-  Columns columns(const nb::dict& values) {
+  Columns columns(nb::handle given) {
+    const nb::dict values = dictionary(given);
     Columns result;
     for (size_t i = 0; i < fields_.size(); ++i) {
       const Field& field = fields_[i];
@@ -217,6 +223,10 @@ class ArrayRows {
     }
   }
 
+  nb::dict dictionary(nb::handle values) const {
+    return nb::borrow<nb::dict>(PyDict_Check(values.ptr()) ? nb::object(nb::borrow(values)) : mapping_(values));
+  }
+
   char* row(int64_t slot) { return memory_.data() + slot * stride_; }
 
   void prefetch(int64_t slot) const {
@@ -278,6 +288,7 @@ class ArrayRows {
   std::vector<Field> fields_;
   nb::object convert_;
   nb::object refuse_;
+  nb::object mapping_;
   int64_t stride_ = 0;
   HugeArray<char> memory_;
   std::vector<char> row_;

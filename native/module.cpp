@@ -193,27 +193,64 @@ static void bind_index(nb::module_& m) {
           "ids"_a, "slots"_a, "leaves"_a, "free"_a, "ring"_a, "Fills an empty index from a checkpoint.");
 }
 
+// Adds one object to a list whose positions are slots. What was there is let go last: its end may run any code.
+static int64_t push_object(const nb::list& items, Index& index, nb::handle experience, std::optional<double> priority) {
+  const int64_t id = index.push(priority);
+  if (id < 0) return id;
+  const auto slot = static_cast<Py_ssize_t>(index.slots().find(id));
+  while (PyList_GET_SIZE(items.ptr()) < slot) {
+    if (PyList_Append(items.ptr(), Py_None) != 0) throw nb::python_error();
+  }
+  const int failed = PyList_GET_SIZE(items.ptr()) == slot
+                         ? PyList_Append(items.ptr(), experience.ptr())
+                         : PyList_SetItem(items.ptr(), slot, nb::borrow(experience).release().ptr());
+  if (failed != 0) throw nb::python_error();
+  return id;
+}
+
+// Random objects lie anywhere in memory: their headers are fetched ahead of the one that is being counted.
+static nb::list take(const nb::list& items, const In<int64_t>& slots) {
+  constexpr int64_t kAhead = 8;
+  PyObject** const all = reinterpret_cast<PyListObject*>(items.ptr())->ob_item;
+  const int64_t* at = slots.data();
+  const int64_t count = length(slots);
+  for (int64_t i = 0; i < count; ++i) {
+    if (at[i] < 0 || at[i] >= static_cast<int64_t>(items.size())) throw nb::index_error("slot out of range");
+    __builtin_prefetch(all + at[i]);
+  }
+  nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(count)));
+  if (!result.is_valid()) throw nb::python_error();
+  for (int64_t i = 0; i < std::min(kAhead, count); ++i) __builtin_prefetch(all[at[i]], 1);
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) __builtin_prefetch(all[at[i + kAhead]], 1);
+    PyObject* item = all[at[i]];
+    Py_INCREF(item);
+    PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i), item);
+  }
+  return result;
+}
+
 static void bind_rows(nb::module_& m) {
   nb::class_<ArrayRows>(m, "ArrayRows", "Experiences of one fixed shape, as an array of structs.")
       .def(
           "__init__",
           [](ArrayRows* self, int64_t capacity,
              const std::vector<std::tuple<std::string, std::string, int64_t, std::vector<int64_t>>>& fields,
-             nb::object convert, nb::object refuse) {
+             nb::object convert, nb::object refuse, nb::object mapping) {
             std::vector<Field> made;
             for (const auto& [name, kind, item_bytes, shape] : fields) {
               made.emplace_back(name, kind.at(0), item_bytes, shape);
             }
-            new (self) ArrayRows(capacity, std::move(made), std::move(convert), std::move(refuse));
+            new (self) ArrayRows(capacity, std::move(made), std::move(convert), std::move(refuse), std::move(mapping));
           },
-          "capacity"_a, "fields"_a, "convert"_a, "refuse"_a)
+          "capacity"_a, "fields"_a, "convert"_a, "refuse"_a, "mapping"_a)
       .def_prop_ro("nbytes", &ArrayRows::bytes)
       .def_prop_ro("stride", &ArrayRows::stride, "Bytes of a row, padding included.")
       .def("layout", &ArrayRows::layout, "head"_a, "count"_a,
            "Where each field of `count` rows lies behind `head` bytes in a block, and the block's length.")
       .def(
           "push",
-          [](ArrayRows& rows, Index& index, const nb::dict& values, std::optional<double> priority) {
+          [](ArrayRows& rows, Index& index, nb::handle values, std::optional<double> priority) {
             rows.stage(values);
             const int64_t id = index.push(priority);
             if (id >= 0) rows.commit(index.slots().find(id));
@@ -222,7 +259,7 @@ static void bind_rows(nb::module_& m) {
           "index"_a, "values"_a, "priority"_a.none(), "Adds one row; see Index.push.")
       .def(
           "extend",
-          [](ArrayRows& rows, Index& index, const nb::dict& values) {
+          [](ArrayRows& rows, Index& index, nb::handle values) {
             const ArrayRows::Columns columns = rows.columns(values);
             if (columns.rows() > index.capacity()) return int64_t{-1};
             index.extend(columns.rows());
@@ -234,7 +271,7 @@ static void bind_rows(nb::module_& m) {
           "when those are more than the capacity, and nothing was done.")
       .def(
           "put",
-          [](ArrayRows& rows, const nb::dict& values, const In<int64_t>& slots) {
+          [](ArrayRows& rows, nb::handle values, const In<int64_t>& slots) {
             const ArrayRows::Columns columns = rows.columns(values);
             if (columns.rows() != length(slots)) throw nb::value_error("not one slot for each row");
             rows.commit(columns, slots.data());
@@ -251,30 +288,9 @@ static void bind_rows(nb::module_& m) {
           },
           "slots"_a, "A block with the fields of these rows; its ids, slots, probabilities and weights mean nothing.");
 
-  m.def(
-      "take",
-      [](const nb::list& items, const In<int64_t>& slots) {
-        // Random objects lie anywhere in memory: their headers are fetched ahead of the one that is being counted.
-        constexpr int64_t kAhead = 8;
-        PyObject** const all = reinterpret_cast<PyListObject*>(items.ptr())->ob_item;
-        const int64_t* at = slots.data();
-        const int64_t count = length(slots);
-        for (int64_t i = 0; i < count; ++i) {
-          if (at[i] < 0 || at[i] >= static_cast<int64_t>(items.size())) throw nb::index_error("slot out of range");
-          __builtin_prefetch(all + at[i]);
-        }
-        nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(count)));
-        if (!result.is_valid()) throw nb::python_error();
-        for (int64_t i = 0; i < std::min(kAhead, count); ++i) __builtin_prefetch(all[at[i]], 1);
-        for (int64_t i = 0; i < count; ++i) {
-          if (i + kAhead < count) __builtin_prefetch(all[at[i + kAhead]], 1);
-          PyObject* item = all[at[i]];
-          Py_INCREF(item);
-          PyList_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i), item);
-        }
-        return result;
-      },
-      "items"_a, "slots"_a, "The items of a list at these positions.");
+  m.def("push_object", &push_object, "items"_a, "index"_a, "experience"_a, "priority"_a.none(),
+        "Adds one object to a list by slot; see Index.push.");
+  m.def("take", &take, "items"_a, "slots"_a, "The items of a list at these positions.");
 }
 
 }  // namespace relive

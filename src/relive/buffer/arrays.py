@@ -124,7 +124,7 @@ class ArrayStorage:
         fields: list[tuple[str, str, int, list[int]]] = [
             (name, kind.kind, kind.itemsize, list(shape)) for name, kind, shape in self.schema.fields
         ]
-        self._native = ArrayRows(capacity, fields, self.schema.convert, self.schema.refuse)
+        self._native = ArrayRows(capacity, fields, self.schema.convert, self.schema.refuse, self.schema.mapping)
         self._layout = Layout(self.schema.fields, self._native)
 
     # ---- Adding
@@ -135,13 +135,13 @@ class ArrayStorage:
         Raises:
             SchemaError: the experience does not have the fields; nothing was added.
         """
-        return self.native.push(index, self.schema.mapping(experience), priority)
+        return self.native.push(index, experience, priority)
 
     def extend(self, index: Index, experiences: Any) -> int:
         """Adds columns in place of the oldest rows and returns how many, or -1 when they are more than the capacity."""
         if not isinstance(experiences, Mapping):
             return -1
-        return self.native.extend(index, self.schema.mapping(experiences))
+        return self.native.extend(index, experiences)
 
     def columns(self, experiences: Any) -> Columns:
         """Columns of the right types: from columns, or from a sequence of single experiences.

@@ -21,15 +21,17 @@ class Batch:
 
     Attributes:
         requested: How many were asked for; more than ``len(batch)`` when there were not enough.
+        replayed: bool ``[B]``, which have been drawn before; ``None`` from a buffer without bounds on staleness.
     """
 
-    __slots__ = ("_experiences", "_newest", "_selection", "requested")
+    __slots__ = ("_experiences", "_newest", "_selection", "replayed", "requested")
 
     def __init__(self, selection: Selection, experiences: Experiences, requested: int, newest: int) -> None:
         self._selection = selection
         self._experiences = experiences
         self._newest = newest
         self.requested = requested
+        self.replayed: npt.NDArray[np.bool_] | None = None
 
     @property
     def ids(self) -> Ids:
@@ -106,8 +108,8 @@ class Batch:
 
     @property
     def shortfall(self) -> int:
-        """How many experiences were asked for in vain."""
-        return self.requested - len(self)
+        """How many experiences were asked for in vain; of sequences, how many sequences."""
+        return self.requested - (len(self) if self.lengths is None else len(self.lengths))
 
     def __len__(self) -> int:
         return len(self._selection.ids)
@@ -143,20 +145,17 @@ class BlockBatch(Batch):
     @property
     def ids(self) -> Ids:
         """int64 ``[B]``; pass them to `ReplayBuffer.update_priorities`."""
-        ids: Ids = self._view()["ids"]
-        return ids
+        return self["ids"]
 
     @property
     def probabilities(self) -> Floats:
         """float64 ``[B]``, how likely one draw was to choose each."""
-        probabilities: Floats = self._view()["probabilities"]
-        return probabilities
+        return self["probabilities"]
 
     @property
     def weights(self) -> Floats:
         """float64 ``[B]``, importance weights."""
-        weights: Floats = self._view()["weights"]
-        return weights
+        return self["weights"]
 
     @property
     def lengths(self) -> None:
@@ -183,9 +182,13 @@ class BlockBatch(Batch):
         Raises:
             SchemaError: there is no such field, or the buffer keeps Python objects.
         """
-        if field not in self._layout.names:
-            return super().__getitem__(field)
-        part: npt.NDArray[Any] = self._view()[field]
+        parts = self._parts
+        if parts is None:
+            parts = self._view()
+        try:
+            part: npt.NDArray[Any] = parts[field]
+        except ValueError:
+            return super().__getitem__(field)  # which says what is wrong
         return part
 
     def __len__(self) -> int:

@@ -32,8 +32,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from relive.buffer._core import Index, take
-from relive.buffer.errors import BufferStateError
+from relive.buffer._core import Index, push_object, take
+from relive.buffer.errors import BufferSettingError, BufferStateError
 from relive.experience import Transition
 
 Ids = npt.NDArray[np.int64]
@@ -162,10 +162,7 @@ class ObjectRows:
 
     def push(self, index: Index, experience: Any, priority: float | None) -> int:
         """Adds one experience in place of the oldest, and returns its id, or -1 where the priority is bad."""
-        id_ = index.push(priority)
-        if id_ >= 0:
-            self.put(index.slot(id_), experience)
-        return id_
+        return push_object(self._items, index, experience, priority)
 
     def append(self, experiences: Experiences, priorities: Floats | None, victims: Ids, slots: Ids) -> None:
         """Puts each experience into its slot. Victims whose slot is not taken again are dropped by `evict`."""
@@ -180,6 +177,16 @@ class ObjectRows:
     def get(self, ids: Ids, slots: Ids) -> list[Any]:
         """The objects in these slots."""
         return take(self._items, slots)
+
+    def set_rewards(self, slots: Ids, rewards: Floats) -> None:
+        """Puts a copy with the new reward in place of each record or dict.
+
+        Raises:
+            BufferSettingError: something is neither; nothing was changed.
+        """
+        changed = [with_reward(self._items[slot], reward) for slot, reward in zip(slots, rewards.tolist(), strict=True)]
+        for slot, item in zip(slots.tolist(), changed, strict=True):
+            self._items[slot] = item
 
     def set_priorities(self, ids: Ids, priorities: Floats) -> None:
         """Nothing to do: the index keeps the priorities."""
@@ -223,6 +230,21 @@ class ObjectRows:
         self._items = []
         for slot, item in zip(slots.tolist(), items, strict=True):
             self.put(slot, item)
+
+
+def with_reward(experience: Any, reward: float) -> Any:
+    """A copy of an experience with another reward.
+
+    Raises:
+        BufferSettingError: it is no struct and no dict.
+    """
+    if isinstance(experience, msgspec.Struct) and "reward" in experience.__struct_fields__:
+        return msgspec.structs.replace(experience, reward=reward)
+    if isinstance(experience, dict):
+        return {**experience, "reward": reward}
+    raise BufferSettingError(
+        f"An experience of type {type(experience).__name__} cannot take a reward; keep a Transition or a dict."
+    )
 
 
 def summarize(rewards: Sequence[Any], costs: Sequence[Any]) -> Summary:
