@@ -130,6 +130,7 @@ class BlockBatch(Batch):
         self._experiences = None
         self._newest = newest
         self.requested = requested
+        self.replayed = None
 
     def fetch(self, rows: Rows) -> None:
         """Fetches the experiences of rows that are not part of the block."""

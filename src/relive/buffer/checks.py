@@ -80,3 +80,10 @@ def count_of(experiences: Experiences) -> int:
 def part_of(experiences: Experiences, start: int, stop: int) -> Experiences:
     """The experiences from `start` up to `stop`."""
     return experiences.part(start, stop) if isinstance(experiences, Columns) else experiences[start:stop]
+
+
+def take_of(experiences: Experiences, places: list[int]) -> Experiences:
+    """The experiences at these places."""
+    if isinstance(experiences, Columns):
+        return Columns({field: array[places] for field, array in experiences.items()}, len(places))
+    return [experiences[place] for place in places]

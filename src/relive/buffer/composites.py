@@ -354,6 +354,64 @@ class Mixture(Selector):
         return [component for component in self._components() if isinstance(component, Part) or component.follows]
 
 
+class Apart(Selector):
+    """Gives a selector an index of its own over the whole buffer, with its own alpha.
+
+    A remover that draws needs one where the sampler's alpha is another. For alpha 0 all priorities count as 1, so that
+    what is never drawn can still be chosen.
+    """
+
+    def __init__(self, selector: Selector) -> None:
+        self.selector = selector
+
+    def bind(self, view: BufferView) -> None:
+        """Joins a buffer, once."""
+        super().bind(view)
+        self._part = Part(view, self.selector)
+
+    def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
+        """Takes them in."""
+        self._part.insert(ids, self._seen(priorities), experiences)
+
+    def delete(self, ids: Ids) -> None:
+        """Lets them go."""
+        self._part.delete(ids)
+
+    def update(self, ids: Ids, priorities: Floats) -> None:
+        """They have new priorities."""
+        self._part.update(ids, self._seen(priorities))
+
+    def select(self, count: int) -> Selection:
+        """What the selector chooses."""
+        return self._part.select(count)
+
+    def victims(self, count: int) -> Ids:
+        """What the selector lets go."""
+        return self._part.victims(count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The index and the selector's state."""
+        return self._part.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes them back."""
+        self._part.load_state_dict(state)
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._part.reset()
+
+    def _seen(self, priorities: Floats) -> Floats:
+        return np.ones(len(priorities)) if self.selector.alpha == 0.0 else priorities
+
+
+def remover_for(remover: Selector, sampler: Selector) -> Selector:
+    """The remover as it can work beside this sampler."""
+    if remover is sampler or not _draws(remover):
+        return remover
+    return Apart(remover)
+
+
 def epsilon_of(selector: Selector) -> float:
     """What a selector adds to an absolute TD error; 1e-6 where it says nothing."""
     return float(getattr(selector, "epsilon", 1e-6))

@@ -4,10 +4,12 @@ A key is the name of a field or a function of one experience. A name that a `Tra
 in its tags (``"task"`` finds ``"task:refund"`` and gives ``"refund"``), then in its `info`.
 """
 
+import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -71,16 +73,23 @@ def labels(experiences: Any, key: Key) -> list[Hashable]:
 
 
 def hashable(value: Any) -> Hashable:
-    """The value itself, or where it cannot be hashed an equal text or bytes."""
-    if isinstance(value, np.ndarray):
-        return (value.shape, value.dtype.str, value.tobytes())
+    """The value itself where it is short and can be hashed, else a digest: equal values have equal ones."""
     if isinstance(value, np.generic):
         return hashable(value.item())
-    try:
-        hash(value)
-    except TypeError:
-        return repr(value)
-    return value  # type: ignore[no-any-return]  # it was hashed just now
+    if value is None or isinstance(value, int | float | bytes) or (isinstance(value, str) and len(value) <= 64):
+        return value
+    return digest(value)
+
+
+def digest(value: Any) -> bytes:
+    """16 bytes that are equal for equal values (BLAKE2b of the value as JSON, keys sorted)."""
+    return hashlib.blake2b(msgspec.json.encode(value, enc_hook=_as_json, order="sorted"), digest_size=16).digest()
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, value.shape, value.tobytes()]
+    return value.item() if isinstance(value, np.generic) else repr(value)
 
 
 def numbers(experiences: Any, key: Key) -> Floats:

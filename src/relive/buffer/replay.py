@@ -9,35 +9,31 @@ Invariants:
   states are neither read nor changed.
 """
 
+import itertools
 import operator
-import os
-import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from relive.buffer._core import Index
-from relive.buffer.arrays import ArrayStorage, Columns
 from relive.buffer.batch import Batch, BlockBatch, BufferStats
-from relive.buffer.blocks import HEADS
-from relive.buffer.checks import count_of, float_of, floats_of, ids_of, part_of, positive, refusal
+from relive.buffer.checks import count_of, float_of, floats_of, ids_of, part_of, refusal
+from relive.buffer.contents import Contents
 from relive.buffer.errors import (
     BufferSettingError,
-    BufferStateError,
     InvalidPriorityError,
     NotEnoughExperiencesError,
 )
-from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
-from relive.buffer.rows import NO_IDS, Changes, Experiences, Floats, Ids, ObjectRows, Rows
-from relive.buffer.selector import BufferView, Selector
+from relive.buffer.limits import Limits
+from relive.buffer.priority_rule import PriorityRule
+from relive.buffer.rate_limiter import RateLimiter
+from relive.buffer.rows import NO_IDS, Experiences, Floats, Ids, Rows
+from relive.buffer.selector import Selector
 
-STATE_VERSION = 1
-"""Version of the shape of `ReplayBuffer.state_dict`."""
 
-
-class ReplayBuffer:
+class ReplayBuffer(Contents):
     """A bounded memory of experiences with prioritized draws. Safe to use from many threads.
 
     Args:
@@ -45,8 +41,16 @@ class ReplayBuffer:
         storage: Where experiences are kept; ``None``: Python objects in a list.
         sampler: What is drawn; ``None``: `Prioritized` with its defaults.
         remover: What leaves when the buffer is full; ``None``: `Fifo`, the oldest.
-        priority: Rule that gives a new experience its raw priority (at least 0) when none is passed; ``None``: it gets
-            the largest priority of what is stored, 1 where nothing has a positive one.
+        priority: Gives a new experience its raw priority (at least 0) when none is passed: a function of it, or a rule
+            of `relive.buffer` such as ``TdError() * Recency(3600.0)``. ``None``: it gets the largest priority of what
+            is stored, 1 where nothing has a positive one.
+        max_bytes: Most bytes of all stored experiences together, estimated where they are Python objects.
+        max_age: Seconds after which an experience leaves.
+        max_times_sampled: Draws after which an experience leaves.
+        rate_limiter: Lets inserting or sampling wait for the other.
+        max_staleness: Policy versions after which an experience that was never drawn leaves; see `policy_version`.
+        max_replay_age: Policy versions after which one that has been drawn leaves.
+        clock: Seconds that only grow, for `max_age`.
         seed: Seed of the buffer's own random stream; ``None``: another one each time.
 
     Raises:
@@ -60,41 +64,33 @@ class ReplayBuffer:
         storage: Rows | None = None,
         sampler: Selector | None = None,
         remover: Selector | None = None,
-        priority: Callable[[Any], float] | None = None,
+        priority: Callable[[Any], float] | PriorityRule | None = None,
+        max_bytes: int | None = None,
+        max_age: float | None = None,
+        max_times_sampled: int | None = None,
+        rate_limiter: RateLimiter | None = None,
+        max_staleness: int | None = None,
+        max_replay_age: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
         seed: int | None = 0,
     ) -> None:
-        self._capacity = positive("capacity", capacity)
-        rows = ObjectRows() if storage is None else storage
-        self._rows: Rows = rows
-        self._arrays: ArrayStorage | None = rows if isinstance(rows, ArrayStorage) else None
-        if self._arrays is not None:
-            self._arrays.allocate(self._capacity)
-        self._sampler: Selector = Prioritized() if sampler is None else sampler
-        self._remover: Selector = Fifo() if remover is None else remover
-        self._priority_rule = priority
-        if seed is None:
-            seed = int.from_bytes(os.urandom(8), "little")
-        self._index = Index(self._capacity, self._sampler.alpha, operator.index(seed) % 2**64)
-        self._view = BufferView(self._index, self._rows)
-        self._selectors = [self._sampler]
-        if self._remover is not self._sampler:
-            self._selectors.append(self._remover)
-        for selector in self._selectors:
-            selector.bind(self._view)
-        self._followers = [selector for selector in self._selectors if selector.follows]
-        # The common cases go straight to the native core: additions of which the oldest leaves and that nobody follows,
-        # and draws by its own samplers.
-        self._direct: ObjectRows | ArrayStorage | None = None
-        if isinstance(rows, ObjectRows | ArrayStorage) and type(self._remover) is Fifo and not self._followers:
-            self._direct = rows
-        self._drawer = self._sampler if isinstance(self._sampler, Prioritized | Uniform) else None
-        self._layout = HEADS if self._arrays is None else self._arrays.layout
-        self._native_rows = None if self._arrays is None else self._arrays.native
-        self._lock = threading.RLock()
-        self._added = 0
-        self._evicted = 0
-        self._sampled = 0
-        self._stale_updates = 0
+        super().__init__(
+            capacity,
+            storage=storage,
+            sampler=sampler,
+            remover=remover,
+            priority=priority,
+            limits=Limits.of(
+                max_bytes=max_bytes,
+                max_age=max_age,
+                max_times_sampled=max_times_sampled,
+                rate_limiter=rate_limiter,
+                max_staleness=max_staleness,
+                max_replay_age=max_replay_age,
+                clock=clock,
+            ),
+            seed=seed,
+        )
 
     # ---- Adding
 
@@ -112,21 +108,20 @@ class ReplayBuffer:
         Raises:
             InvalidPriorityError: the priority is NaN, infinite, negative or too large; nothing was added.
             SchemaError: rows of arrays, and the experience does not have their fields; nothing was added.
+            ExperienceTooLargeError: it is larger than `max_bytes`; nothing was added.
+            RateLimitError: the rate limiter held the call back for longer than its time limit; nothing was added.
         """
         with self._lock:
-            direct = self._direct
-            if direct is None:
+            push = self._push
+            if push is None:
                 return int(self.add_batch([experience], None if priority is None else [priority])[0])
-            if priority is None and self._priority_rule is not None:
-                priority = self._priority_rule(experience)
+            if priority is None and self._evaluation.function is not None:
+                priority = self._evaluation.function(experience)
             if priority is not None:
                 priority = float_of(priority)
-            index = self._index
-            full = index.size == self._capacity
-            id_ = direct.push(index, experience, priority)
+            id_ = push(self._index, experience, priority)
             if priority is not None and id_ < 0:
                 raise refusal("the new experience", priority)
-            self._evicted += full
             self._added += 1
             return id_
 
@@ -144,35 +139,46 @@ class ReplayBuffer:
         Raises:
             InvalidPriorityError: a priority is bad, or there is not one for each; nothing was added.
             SchemaError: rows of arrays, and the experiences do not have their fields; nothing was added.
+            ExperienceTooLargeError: one is larger than `max_bytes`; nothing was added.
+            RateLimitError: the rate limiter held the call back for longer than its time limit; nothing was added.
         """
         with self._lock:
             if self._arrays is not None:
-                if self._direct is not None and priorities is None and self._priority_rule is None:
-                    size, first = self._index.size, self._index.next_id
+                if self._push is not None and priorities is None and not self._evaluation.exists:
+                    first = self._index.next_id
                     count = self._arrays.extend(self._index, experiences)
                     if count >= 0:
                         self._added += count
-                        self._evicted += max(0, size + count - self._capacity)
                         return np.arange(first, first + count, dtype=np.int64)
                 experiences = self._arrays.columns(experiences)
             elif not isinstance(experiences, Sequence | np.ndarray):
                 experiences = list(experiences)
+            count = count_of(experiences)
+            cuts = [*range(0, count, self._capacity), count]
+            if self._limits is not None:
+                self._limits.check_new(self._rows, experiences)
+                self._limits.wait_to_insert(self._changed, count)
+                self._evict(self._limits.expired())
+                cuts = self._limits.cuts(self._rows, experiences, self._capacity)
             given = self._new_priorities(experiences, priorities)
-            parts = []
-            for start in range(0, count_of(experiences), self._capacity):
-                stop = start + self._capacity
-                parts.append(
-                    self._append(part_of(experiences, start, stop), None if given is None else given[start:stop])
-                )
-            return parts[0] if len(parts) == 1 else np.concatenate([NO_IDS, *parts])
+            parts = [
+                self._append(part_of(experiences, start, stop), None if given is None else given[start:stop])
+                for start, stop in itertools.pairwise(cuts)
+            ]
+            ids = parts[0] if len(parts) == 1 else np.concatenate([NO_IDS, *parts])
+            if priorities is not None:
+                self._evaluation.set_by_hand(self._index, ids)
+            if self._limits is not None:
+                self._limits.count_inserts(count)
+                self._changed.notify_all()
+            return ids
 
     def _new_priorities(self, experiences: Experiences, priorities: npt.ArrayLike | None) -> Floats | None:
         """The priorities of new experiences, checked; ``None``: the largest stored one for each."""
         if priorities is None:
-            if self._priority_rule is None:
+            priorities = self._evaluation.of_new(experiences)
+            if priorities is None:
                 return None
-            each = experiences.rows() if isinstance(experiences, Columns) else experiences
-            priorities = [self._priority_rule(experience) for experience in each]
         array = floats_of("priorities", priorities)
         count = count_of(experiences)
         if len(array) != count:
@@ -181,33 +187,6 @@ class ReplayBuffer:
         if bad >= 0:
             raise refusal(f"experience {bad} of the new ones", array[bad])
         return array
-
-    def _append(self, experiences: Experiences, priorities: Floats | None) -> Ids:
-        """Adds at most as many experiences as the capacity, with checked priorities."""
-        index = self._index
-        count = count_of(experiences)
-        excess = index.size + count - self._capacity
-        victims = self._remover.victims(excess) if excess > 0 else NO_IDS
-        if priorities is None and (self._rows.keeps_priorities or self._followers):
-            priorities = np.full(count, index.default_priority(victims))
-        slots = index.propose(victims, count)
-        ids = self._rows.append(experiences, priorities, victims, slots)
-        if ids is None:
-            ids = np.arange(index.next_id, index.next_id + count, dtype=np.int64)
-        self._commit(victims, ids, priorities, experiences)
-        return ids
-
-    def _commit(self, victims: Ids, ids: Ids, priorities: Floats | None, experiences: Experiences) -> None:
-        """Tells index and selectors what the rows already hold."""
-        if len(victims):
-            for selector in self._followers:
-                selector.delete(victims)
-        self._index.replace(victims, ids, priorities)
-        if len(ids) and priorities is not None:
-            for selector in self._followers:
-                selector.insert(ids, priorities, experiences)
-        self._added += len(ids)
-        self._evicted += len(victims)
 
     # ---- Removing
 
@@ -218,11 +197,6 @@ class ReplayBuffer:
             live = wanted[self._index.find(wanted) >= 0]
             self._evict(live)
             return len(live)
-
-    def _evict(self, victims: Ids) -> None:
-        if len(victims):
-            self._rows.evict(victims, self._index.find(victims))
-            self._commit(victims, NO_IDS, None, ())
 
     # ---- Drawing
 
@@ -239,13 +213,19 @@ class ReplayBuffer:
         Raises:
             NotEnoughExperiencesError: `strict`, and there are fewer.
             BufferSettingError: the batch size is negative.
+            RateLimitError: the rate limiter held the call back for longer than its time limit.
         """
         count = operator.index(batch_size)
         if count < 0:
             raise BufferSettingError(f"batch_size is {count}; it must be at least 0.")
         with self._lock:
+            if self._limits is not None:
+                self._limits.wait_to_sample(self._changed, lambda: min(count, self._index.drawable), lambda: len(self))
+                self._evict(self._limits.expired())
             if self._rows.has_own_ids:
                 self.follow()
+            if self._evaluation.rule is not None:
+                self._refresh()
             index = self._index
             if strict and index.drawable < count:
                 raise self._not_enough(index.drawable, count)
@@ -253,67 +233,31 @@ class ReplayBuffer:
             if self._drawer is not None:
                 block = self._drawer.draw(index, count, self._native_rows)
                 self._sampled += len(block)
-                batch = BlockBatch(block, self._layout, count, newest)
+                drawn = BlockBatch(block, self._layout, count, newest)
                 if self._native_rows is None:
-                    batch.fetch(self._rows)
-                return batch
-            selection = self._sampler.select(count)
+                    drawn.fetch(self._rows)
+                return drawn
+            selection, exhausted = self._select(count)
             ids = selection.ids
-            if strict and len(ids) < count:
+            if strict and len(ids) < count and selection.lengths is None:
                 raise self._not_enough(len(ids), count)
             self._sampled += len(ids)
             slots = index.find(ids) if selection.slots is None else selection.slots
-            return Batch(selection, self._rows.get(ids, slots), count, newest)
+            if selection.n_step is not None:
+                last = selection.n_step.last_ids
+                selection.n_step.last = self._rows.get(last, index.find(last))
+            batch = Batch(selection, self._rows.get(ids, slots), count, newest)
+            if self._limits is not None:
+                batch.replayed = self._limits.drawn(slots)
+                self._evict(exhausted)
+                self._changed.notify_all()
+            return batch
 
     def _not_enough(self, available: int, count: int) -> NotEnoughExperiencesError:
         return NotEnoughExperiencesError(
             f"A batch of {count} was asked for, but only {available} of the {len(self)} stored experiences can be "
             "drawn; add more, ask for fewer, or leave strict=False for a shorter batch."
         )
-
-    def follow(self) -> None:
-        """Brings the index up to date with what others did to the rows; each draw does so by itself."""
-        with self._lock:
-            changes = self._rows.changes()
-            if changes is not None:
-                self._apply(changes)
-
-    def _apply(self, changes: Changes) -> None:
-        gone = changes.evicted[self._index.find(changes.evicted) >= 0]
-        if len(gone):
-            self._commit(np.unique(gone), NO_IDS, None, ())
-        if len(changes.inserted):
-            self._follow_inserted(changes)
-        for ids, priorities in (
-            (changes.updated, changes.updated_priorities),
-            (changes.rewarded, self._ruled(changes.rewarded)),
-        ):
-            live = self._index.find(ids) >= 0
-            if live.any():
-                self._set_priorities(ids[live], priorities[live])
-
-    def _follow_inserted(self, changes: Changes) -> None:
-        ids, priorities = changes.inserted, changes.inserted_priorities.copy()
-        surplus = len(ids) - self._capacity
-        if surplus > 0:  # more than fit at once: only the newest can stay
-            self._rows.evict(ids[:surplus], np.full(surplus, -1))
-            ids, priorities = ids[surplus:], priorities[surplus:]
-        excess = self._index.size + len(ids) - self._capacity
-        if excess > 0:
-            self._evict(self._remover.victims(excess))
-        unknown = np.isnan(priorities)
-        if unknown.any():
-            ruled = self._ruled(ids[unknown])
-            priorities[unknown] = np.where(np.isnan(ruled), self._index.default_priority(NO_IDS), ruled)
-        experiences = self._rows.get(ids, np.full(len(ids), -1)) if self._followers else ()
-        self._commit(NO_IDS, ids, priorities, experiences)
-
-    def _ruled(self, ids: Ids) -> Floats:
-        """What the priority rule gives for stored rows; NaN without a rule."""
-        if self._priority_rule is None or not len(ids):
-            return np.full(len(ids), np.nan)
-        experiences = self._rows.get(ids, np.full(len(ids), -1))
-        return np.array([self._priority_rule(experience) for experience in experiences], dtype=np.float64)
 
     # ---- Priorities
 
@@ -348,9 +292,15 @@ class ReplayBuffer:
         if len(wanted) != len(values):
             raise InvalidPriorityError(f"There are {len(values)} values for {len(wanted)} ids.")
         with self._lock:
-            if self._rows.keeps_priorities or self._followers:
+            if self._rows.keeps_priorities or self._watched:
                 self._check_priorities(wanted, values)
-                live = self._index.find(wanted) >= 0
+                slots = self._index.find(wanted)
+                live = slots >= 0
+                if td_errors is None or not self._evaluation.takes_td_errors:
+                    self._evaluation.set_by_hand(self._index, wanted[live])
+                else:
+                    sizes = np.abs(floats_of("td_errors", td_errors))
+                    values[live] = self._evaluation.of_td_errors(slots[live], sizes[live])
                 changed = self._set_priorities(wanted[live], values[live])
             else:
                 changed = self._index.update(wanted, values)
@@ -358,21 +308,6 @@ class ReplayBuffer:
                     self._check_priorities(wanted, values)
             self._stale_updates += len(wanted) - changed
             return changed
-
-    def _check_priorities(self, ids: Ids, priorities: Floats) -> None:
-        bad = self._index.first_bad(priorities)
-        if bad >= 0:
-            raise refusal(f"experience {ids[bad]}", priorities[bad])
-
-    def _set_priorities(self, ids: Ids, priorities: Floats) -> int:
-        """Sets the priorities of stored ids everywhere."""
-        self._check_priorities(ids, priorities)
-        if self._rows.keeps_priorities:
-            self._rows.set_priorities(ids, priorities)
-        changed = self._index.update(ids, priorities)
-        for selector in self._followers:
-            selector.update(ids, priorities)
-        return changed
 
     def priorities(self, ids: npt.ArrayLike) -> Floats:
         """The raw priority of each id, to the 7 digits that are kept; NaN where it is not stored.
@@ -382,10 +317,76 @@ class ReplayBuffer:
         with self._lock:
             return self._index.priorities(ids_of(ids))
 
+    def set_rewards(self, ids: npt.ArrayLike, rewards: npt.ArrayLike) -> int:
+        """Gives stored experiences their rewards, late or anew, and evaluates the priority rule for them again.
+
+        For experiences in this process: records and dicts get a copy in their place, rows of arrays are written. A
+        durable memory takes `Feedback` instead.
+
+        Args:
+            ids: int64 ``[B]``; those that have left are ignored.
+            rewards: ``[B]``, finite.
+
+        Returns:
+            How many of the ids were still stored.
+
+        Raises:
+            BufferSettingError: a reward is not finite, there is not one for each id, or the experiences cannot take
+                any; nothing was changed.
+        """
+        wanted, values = ids_of(ids), floats_of("rewards", rewards)
+        if len(wanted) != len(values) or not np.isfinite(values).all():
+            raise BufferSettingError(f"There must be a finite reward for each of the {len(wanted)} ids.")
+        write = getattr(self._rows, "set_rewards", None)
+        if write is None:
+            raise BufferSettingError("These rows take rewards as Feedback: memory.feedback(id, reward=...).")
+        with self._lock:
+            slots = self._index.find(wanted)
+            live = slots >= 0
+            write(slots[live], values[live])
+            self._reevaluate(np.unique(wanted[live]))
+            return int(live.sum())
+
+    # ---- Limits
+
+    @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """Lets inserting or sampling wait for the other. It may be set at any time; who waits looks again at once."""
+        return None if self._limits is None else self._limits.rate_limiter
+
+    @rate_limiter.setter
+    def rate_limiter(self, limiter: RateLimiter | None) -> None:
+        with self._lock:
+            if self._limits is None:
+                self._limits = Limits()
+                self._push = self._drawer = None
+            self._limits.set_rate_limiter(limiter, self._index.size)
+            self._changed.notify_all()
+
+    @property
+    def policy_version(self) -> int | None:
+        """The version of the policy that trains now, which `max_staleness` and `max_replay_age` count from.
+
+        ``None``: it has not been set, and nothing is too old yet. Set it after each update of the policy.
+        """
+        return None if self._limits is None or self._limits.staleness is None else self._limits.staleness.current
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        if self._limits is None or self._limits.staleness is None:
+            raise BufferSettingError("This buffer bounds no staleness; make it with max_staleness or max_replay_age.")
+        with self._lock:
+            self._limits.staleness.current = operator.index(version)
+            self._evict(self._limits.expired())
+
     # ---- State
 
     def __len__(self) -> int:
-        return self._index.size
+        if self._limits is None:
+            return self._index.size
+        with self._lock:
+            self._evict(self._limits.expired())
+            return self._index.size
 
     @property
     def capacity(self) -> int:
@@ -395,6 +396,8 @@ class ReplayBuffer:
     def stats(self) -> BufferStats:
         """Counts, rewards and costs of what is stored. O(size)."""
         with self._lock:
+            if self._limits is not None:
+                self._evict(self._limits.expired())
             ids = self._index.ids()
             summary = self._rows.summary(ids, self._index.find(ids))
             size = len(ids)
@@ -404,7 +407,7 @@ class ReplayBuffer:
                 capacity=self._capacity,
                 bytes=self._index.nbytes + self._rows.nbytes(),
                 added=self._added,
-                evicted=self._evicted,
+                evicted=self._added - size,
                 sampled=self._sampled,
                 stale_updates=self._stale_updates,
                 mean_priority=float(f"{self._index.mean_priority:.7g}") if size else None,
@@ -415,76 +418,3 @@ class ReplayBuffer:
                 cost=cost,
                 experiences_per_dollar=size / (cost * 1e-9) if cost else None,
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the next draws, as NumPy arrays and JSON values.
-
-        Experiences that are `Transition` become JSON values; other Python objects are held as they are.
-        """
-        with self._lock:
-            index = self._index
-            ids = index.ids()
-            slots = index.find(ids)
-            return {
-                "version": STATE_VERSION,
-                "capacity": self._capacity,
-                "index": {
-                    "alpha": index.alpha,
-                    "ids": ids,
-                    "slots": slots,
-                    "leaves": index.leaves(ids),
-                    "free_slots": index.free_slots(),
-                    "ring": index.is_ring,
-                    "next_id": index.next_id,
-                    "random": np.array(index.random_state, dtype=np.uint64),
-                },
-                "rows": self._rows.state_dict(ids, slots),
-                "sampler": self._sampler.state_dict(),
-                "remover": self._remover.state_dict(),
-                "counters": {
-                    "added": self._added,
-                    "evicted": self._evicted,
-                    "sampled": self._sampled,
-                    "stale_updates": self._stale_updates,
-                },
-            }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes a state back: the next draws are those that the saved buffer would have made.
-
-        Raises:
-            BufferStateError: the state is of a newer version, or of a buffer with another capacity or alpha.
-        """
-        if state.get("version") != STATE_VERSION:
-            raise BufferStateError(
-                f"The state has version {state.get('version')!r}, this Relive reads {STATE_VERSION}; "
-                "load it with the Relive that wrote it."
-            )
-        saved = state["index"]
-        with self._lock:
-            for name, theirs, ours in (
-                ("capacity", state["capacity"], self._capacity),
-                ("alpha", saved["alpha"], self._index.alpha),
-            ):
-                if theirs != ours:
-                    raise BufferStateError(
-                        f"The state is of a buffer with {name} {theirs}, this one has {ours}; make it with the same."
-                    )
-            ids, slots = saved["ids"], saved["slots"]
-            self._rows.load_state_dict(state["rows"], ids, slots)
-            index = Index(self._capacity, self._index.alpha, 0)
-            index.restore(ids, slots, saved["leaves"], saved["free_slots"], bool(saved["ring"]))
-            index.skip_to(int(saved["next_id"]))
-            index.random_state = [int(word) for word in saved["random"]]
-            self._index = self._view.index = index
-            for selector in self._followers:
-                selector.reset()
-                if len(ids):
-                    selector.insert(ids, index.priorities(ids), self._rows.get(ids, slots))
-            self._sampler.load_state_dict(state["sampler"])
-            self._remover.load_state_dict(state["remover"])
-            counters = state["counters"]
-            self._added = counters["added"]
-            self._evicted = counters["evicted"]
-            self._sampled = counters["sampled"]
-            self._stale_updates = counters["stale_updates"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from relive.buffer._core import Index
 from relive.buffer.fields import rows
-from relive.buffer.rows import NO_IDS, Floats, Ids
+from relive.buffer.rows import NO_IDS, Experiences, Floats, Ids
 from relive.buffer.selector import BufferView, Selection, Selector
 from relive.buffer.slot_array import SlotArray
 
@@ -57,7 +57,7 @@ class Subset(BufferView):
         """The id in the whole of each member."""
         return self._real[self.index.find(local)]
 
-    def experiences(self, ids: Ids) -> Sequence[Any]:
+    def experiences(self, ids: Ids) -> Experiences:
         """The experiences of these members."""
         return self.whole.experiences(self.real(ids))
 

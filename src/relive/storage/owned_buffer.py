@@ -133,7 +133,7 @@ class OwnedBuffer(ReplayBuffer):
             evicted=removed,
             inserted=inserted,
             inserted_priorities=transaction.asked_priorities(inserted),
-            rewarded=NO_IDS if self._priority_rule is None else rewarded,
+            rewarded=rewarded if self._followers or self._evaluation.exists else NO_IDS,
         )
 
     def _apply_news(self, news: Changes) -> None:
@@ -153,7 +153,6 @@ class OwnedBuffer(ReplayBuffer):
             remover=(type(self._remover).__name__, self._remover.state_dict()),
             counters={
                 "added": self._added,
-                "evicted": self._evicted,
                 "sampled": self._sampled,
                 "stale_updates": self._stale_updates,
             },
@@ -190,7 +189,6 @@ class OwnedBuffer(ReplayBuffer):
 
     def _count(self, state: BufferState) -> None:
         self._added = state.counters["added"]
-        self._evicted = state.counters["evicted"]
         self._sampled = state.counters["sampled"]
         self._stale_updates = state.counters["stale_updates"]
         self._followed = self._kept_number = state.followed
@@ -202,7 +200,6 @@ class OwnedBuffer(ReplayBuffer):
         order = taken[np.argsort(saved.ids[taken])]
         surplus = max(0, len(order) - self._capacity)
         transaction.evict(saved.ids[order[:surplus]].tolist())
-        self._evicted += surplus
         ids, priorities = saved.ids[order[surplus:]], saved.priorities[order[surplus:]].astype(np.float64)
         transaction.clear_index()
         self._durable.free_rank = 0
