@@ -139,9 +139,12 @@ def test_by_default_a_call_is_tried_three_times(provider: Any, clock: Any, say: 
     assert len(provider.requests) == 3
 
 
-def test_the_whole_call_ends_within_its_time_limit_and_is_not_tried_again(provider: Any, say: Any) -> None:
+def test_the_whole_call_ends_within_its_time_limit_and_is_not_tried_again(provider: Any, say: Any, clock: Any) -> None:
     provider.answers = ["hang"]
-    with provider.upstream() as upstream, pytest.raises(UpstreamTimeoutError, match=r"time limit of 0\.05 s") as caught:
+    with (
+        provider.upstream(**clock.options) as upstream,
+        pytest.raises(UpstreamTimeoutError, match=r"time limit of 0\.05 s") as caught,
+    ):
         upstream.chat_sync(say, timeout=0.05)
     assert len(caught.value.attempts) == len(provider.requests) == 1
 
