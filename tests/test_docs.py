@@ -21,10 +21,10 @@ MODEL_ADDRESS = "http://127.0.0.1:8089/v1"
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN_BY_OTHER_TESTS = ("make ", "git ", "cd ")
 SESSION = """
-import sys
+import pathlib, sys
 namespace = {"__name__": "__main__"}
 for path in map(str.strip, sys.stdin):
-    exec(compile(open(path).read(), path, "exec"), namespace)
+    exec(compile(pathlib.Path(path).read_text(), path, "exec"), namespace)
     print("ran", path, flush=True)
 """
 
@@ -43,7 +43,7 @@ def commands(body: str) -> list[str]:
 @contextmanager
 def python_session(folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A Python process that runs the files whose paths it is sent, one after another."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-W", "error::ResourceWarning", "-c", SESSION],
         cwd=folder,
         env=environment,
@@ -51,14 +51,13 @@ def python_session(folder: Path, environment: dict[str, str]) -> Iterator[subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    try:
-        yield process
-        output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, output
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            yield process
+            output, _ = process.communicate(timeout=60)
+            assert process.returncode == 0, output
+        finally:
+            process.kill()
 
 
 def run_snippet(session: subprocess.Popen[str], file: Path) -> None:
