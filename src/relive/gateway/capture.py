@@ -21,6 +21,7 @@ from relive.gateway.request import CallRequest
 from relive.gateway.sse import EventReader
 from relive.llm.errors import UpstreamError, classify, describe
 from relive.llm.pricing import PriceTable
+from relive.llm.records import Attempt
 
 Status = Literal["complete", "failed", "interrupted", "client_disconnected"]
 """How a call ended. ``interrupted``: gateway or upstream broke off; ``client_disconnected``: the client left."""
@@ -78,12 +79,12 @@ class Capture:
     ) -> None:
         self.request = request
         self.place = place
+        self.created_at = created_at
         self.upstream: Upstream | None = None
         self.http_status: int | None = None
         self.reader: AnswerReader = RawReader()
         self._identity = identity
         self._agent = identity.agent or agent
-        self._created_at = created_at
         self._estimates = estimates
         self._with_tokens = with_tokens
         self._state = request.state()
@@ -97,10 +98,15 @@ class Capture:
         self._error: str | None = None
         self._error_kind: str | None = None
         self._info: dict[str, Any] = {}
+        self._attempts: list[tuple[str, Attempt]] = []
 
     def note(self, **facts: Any) -> None:
         """Adds facts to the record's `info`; those that are ``None`` are left out."""
         self._info.update({name: fact for name, fact in facts.items() if fact is not None})
+
+    def attempted(self, model: str, attempt: Attempt) -> None:
+        """One try failed."""
+        self._attempts.append((model, attempt))
 
     def forwarded(self, upstream: Upstream, *, drop_usage: bool = False) -> None:
         """The request goes to this upstream; whatever an earlier one answered is forgotten.
@@ -111,7 +117,7 @@ class Capture:
         """
         self.upstream = upstream
         self._drop_usage = drop_usage
-        self._error = self._error_kind = None
+        self._error = self._error_kind = self.http_status = None
 
     def begin(self, status: int, content_type: str | None, content_encoding: str | None = None) -> None:
         """The upstream's answer begins."""
@@ -128,12 +134,12 @@ class Capture:
         """Whether the answer comes as a stream of events."""
         return self._events is not None
 
-    def feed(self, piece: bytes, elapsed_ms: float) -> bytes:
+    def feed(self, piece: bytes, elapsed_ms: float | None) -> bytes:
         """Takes the next bytes of the answer.
 
         Args:
             piece: As the upstream sent them.
-            elapsed_ms: Since the request arrived, in milliseconds.
+            elapsed_ms: Since the request arrived, in milliseconds; ``None``: not known.
 
         Returns:
             What the client gets now: the same bytes, or, where the usage is taken out, those of whole events.
@@ -172,20 +178,22 @@ class Capture:
 
     def fail(self, error: UpstreamError | str, kind: str | None = None) -> None:
         """The call failed for a reason that is not in the answer's bytes."""
-        self._error = str(error)
-        self._error_kind = error.kind if isinstance(error, UpstreamError) else kind
+        self._error, self._error_kind = str(error), kind
+        if isinstance(error, UpstreamError):
+            self._error_kind = error.kind
+            self.http_status = error.status or self.http_status
 
     @property
     def whole(self) -> bool:
         """Whether the answer came to its end, as far as its API marks one."""
         return self.reader.ended or self._full
 
-    def transition(self, status: Status, *, latency_ms: float, prices: PriceTable) -> Transition:
+    def transition(self, status: Status, *, latency_ms: float | None, prices: PriceTable) -> Transition:
         """The record of the call as it stands.
 
         Args:
             status: How it ended.
-            latency_ms: From the request's arrival to now, in milliseconds.
+            latency_ms: From the request's arrival to now, in milliseconds; ``None``: not known.
             prices: What models cost.
         """
         reader, upstream = self.reader, self.upstream
@@ -196,9 +204,10 @@ class Capture:
             *models,
             base_url=upstream.base_url if upstream else None,
             service_tier=reader.service_tier,
-            at=self._created_at,
+            at=self.created_at,
         )
         error, kind = self._failure(status)
+        attempts = [{"model": model, **msgspec.to_builtins(attempt)} for model, attempt in self._attempts]
         self.note(
             status=status,
             http_status=self.http_status,
@@ -207,6 +216,7 @@ class Capture:
             response_id=reader.id,
             first_piece_ms=None if self._first_piece_ms is None else round(self._first_piece_ms, 3),
             estimated_usage=estimated or None,
+            attempts=attempts or None,
         )
         return Transition(
             state=self._state,
@@ -221,10 +231,30 @@ class Capture:
             cost=cost,
             latency_ms=latency_ms,
             error=error,
-            created_at=self._created_at,
+            created_at=self.created_at,
             tokens=self._trace() if self._with_tokens else None,
             info={**self._request_info(), **self._info},
         )
+
+    def attempts(self, transition: Transition) -> list[Transition]:
+        """The failed tries of a call as records of their own, unless the call is but one of them."""
+        if len(self._attempts) == 1 and transition.error is not None:
+            return []
+        return [
+            msgspec.structs.replace(
+                transition,
+                action=None,
+                tags=(*transition.tags, "attempt"),
+                policy=model,
+                usage=None,
+                cost=None,
+                latency_ms=attempt.latency_ms,
+                error=attempt.error,
+                tokens=None,
+                info={"status": "failed", "http_status": attempt.status, "error_kind": attempt.kind},
+            )
+            for model, attempt in self._attempts
+        ]
 
     @property
     def _refused(self) -> bool:

@@ -39,6 +39,7 @@ class CallRequest:
         model = self.value("model")
         self.model: str | None = model if isinstance(model, str) and model else None
         self.stream = self.value("stream") is True
+        self._parts = self.dialect.state(self.fields) if self.understood else {}
 
     def value(self, name: str) -> Any:
         """A field's value; ``None``: it has none."""
@@ -49,9 +50,21 @@ class CallRequest:
         """What the agent saw: messages and tools, or the whole body where it is not understood."""
         if not self.understood:
             return {"path": self.path, "request": raw_value(self.body)}
-        state = msgspec.json.encode(self.dialect.state(self.fields))
+        state = msgspec.json.encode(self._parts)
         # a pretty-printed request would break files of one record a line
         return msgspec.Raw(msgspec.json.format(state, indent=-1) if b"\n" in state else state)
+
+    def messages(self) -> list[Any] | None:
+        """The conversation so far as chat messages; ``None``: it is none."""
+        raw = self._parts.get("messages")
+        messages = None if raw is None else parse(bytes(raw))
+        return messages if isinstance(messages, list) else None
+
+    def last_messages(self, count: int) -> bytes:
+        """JSON text of an object with the last messages of the conversation, byte for byte."""
+        raw = self._parts.get("messages", msgspec.Raw(b"[]"))
+        last = [bytes(message) for message in msgspec.json.decode(raw, type=list[msgspec.Raw])[-count:]]
+        return b'{"messages":[%s]}' % b",".join(last)
 
     def parameters(self) -> dict[str, msgspec.Raw]:
         """How the answer was to be made (temperature, response format …): fields that are neither state nor routing."""
@@ -85,7 +98,7 @@ class CallRequest:
             ask_for_usage: Ask for the chunk with the usage.
         """
         changes: dict[str, Any] = {}
-        if model is not None and model != self.model and self.fields:
+        if model is not None and model != self.model and (self.understood or self.model is not None):
             changes["model"] = model
         if ask_for_usage and self.fields:
             options = self.value("stream_options")

@@ -128,6 +128,16 @@ class Routes:
             found.setdefault(name, self.models[name])
         return list(found.values())[: max(len(first), DEEPEST_FALLBACK + 1)]
 
+    @property
+    def takes_any_name(self) -> bool:
+        """Whether a model that is not here may be asked for, of the first model's endpoint."""
+        return self._open_default and next(iter(self.models.values())).model is None
+
+    def listed(self) -> bytes:
+        """The answer to ``GET /v1/models``: models and tiers by name."""
+        names = [{"id": name, "object": "model", "owned_by": "relive"} for name in [*self.models, *self.tiers]]
+        return msgspec.json.encode({"object": "list", "data": names})
+
     def _named(self, name: str, requested: str | None) -> Model:
         """The model; one that takes any name is called as the client asked."""
         model = self.models[name]
@@ -148,9 +158,8 @@ class Routes:
             return [self.models[member] for member in self.tiers[name]]
         if name in self.models:
             return [self.models[name]]
-        default = next(iter(self.models.values()))
-        if self._open_default and default.model is None:
-            return [default]
+        if self.takes_any_name:
+            return [next(iter(self.models.values()))]
         known = ", ".join([*self.models, *self.tiers])
         raise RouteError(f"There is no model or tier {requested!r} here; there are {known}.")
 
@@ -271,7 +280,7 @@ class Plan:
 
         Args:
             error: What went wrong.
-            time_left: Seconds that the call may still take.
+            time_left: Seconds that this model may still take; another one has a time of its own.
         """
         self._tries += 1
         if isinstance(error, OWN_FAULTS):
@@ -282,7 +291,7 @@ class Plan:
             return Next(self.model, wait)
         self._cooldowns.failed(self.model.name, error)
         following = self._following(error)
-        if following is None or time_left <= 0:
+        if following is None:
             return None
         self.model, self._tries = following, 0
         return Next(following, switched=True)

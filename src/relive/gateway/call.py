@@ -1,0 +1,484 @@
+"""One call through the gateway, from its first byte to its record."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from relive.errors import ReliveError
+from relive.experience import Transition, Usage, new_episode_id, now
+from relive.gateway import headers as header_rules
+from relive.gateway.access import Caller
+from relive.gateway.budget import BudgetExceededError
+from relive.gateway.capture import LARGEST_ANSWER, Capture, Status, Upstream
+from relive.gateway.client import Client
+from relive.gateway.conversations import Step
+from relive.gateway.identity import Identity, IdentityError, read_identity
+from relive.gateway.journal import Entry, Intent
+from relive.gateway.pacing import Passage
+from relive.gateway.recorder import Kept
+from relive.gateway.refusals import RefusalError, refusal_body
+from relive.gateway.request import CallRequest
+from relive.gateway.routes import Model, Next, Plan, RouteError
+from relive.gateway.upstreams import Attempt, address, failed_answer, timed_out
+from relive.llm.errors import UpstreamError, UpstreamTimeoutError
+from relive.llm.records import Attempt as Tried
+
+if TYPE_CHECKING:
+    from relive.gateway.proxy import Gateway
+
+_log = logging.getLogger("relive.gateway")
+
+
+class Call:
+    """One call to a model.
+
+    Args:
+        gateway: What it shares with other calls.
+        client: Who asked.
+        caller: What the client may do.
+        request: What it asks for.
+    """
+
+    def __init__(self, gateway: "Gateway", client: Client, caller: Caller, request: CallRequest) -> None:
+        self._gateway = gateway
+        self._client = client
+        self._caller = caller
+        self._request = request
+        self._recorded = client.method == "POST"
+        self._uid = secrets.token_bytes(16)
+        self._started = gateway.clock()
+        self._upstream_ms = 0.0
+        self._tried: list[Tried] = []
+        self._reservation: str | None = None
+        self._passage: Passage | None = None
+        self._cost: int | None = None
+        self._entry: Entry | None = None
+        self._left_early = False
+        self._over = False
+
+    async def run(self) -> None:
+        """Serves it.
+
+        Raises:
+            RefusalError: it is not forwarded; the record says why.
+        """
+        identity = self._identity()
+        facts = await self._prepare()
+        await self._place(identity)
+        self._capture = Capture(
+            self._request,
+            identity,
+            self._step,
+            agent=self._agent,
+            created_at=now(),
+            estimates=self._gateway.estimates,
+            with_tokens=self._gateway.limits.with_tokens,
+        )
+        self._capture.note(snapshot=self._gateway.snapshot, **facts)
+        try:
+            candidates = self._candidates()
+            await self._reserve(candidates[0])
+        except RefusalError as refusal:
+            self._capture.fail(str(refusal), refusal.code)
+            refusal.headers = self._own_headers(await self._record("failed"))
+            raise
+        if self._recorded:
+            self._entry = self._gateway.journal.begin(self._uid, self._intent(identity))
+        plan = Plan(
+            candidates,
+            self._gateway.cooldowns,
+            self._gateway.policy,
+            tokens=self._tokens(),
+            rng=self._gateway.rng,
+        )
+        watching = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.timeout(None) as self._while_there:
+                await self._follow(plan)
+        except TimeoutError:
+            await self._record("client_disconnected")
+        finally:
+            watching.cancel()
+
+    # -- before it is forwarded -----------------------------------------------------------------------------------
+
+    def _identity(self) -> Identity:
+        value = self._request.value
+        try:
+            identity = read_identity(
+                self._client.headers,
+                metadata=value("metadata"),
+                user=value("user"),
+                previous_response=value("previous_response_id"),
+            )
+        except IdentityError as error:
+            raise RefusalError(str(error), status=400, kind="invalid_request_error", code="identity") from error
+        self._agent = identity.agent or self._caller.agent or self._gateway.agent
+        return identity
+
+    async def _prepare(self) -> dict[str, Any]:
+        """Lets the hook change the request; gives what it says of that. A hook that fails changes nothing."""
+        if self._gateway.prepare is None or not self._request.understood:
+            return {}
+        try:
+            self._request, facts = await self._gateway.prepare(self._request, self._agent)
+        except ReliveError as error:
+            return {"prepare_error": str(error)}
+        return facts
+
+    async def _place(self, identity: Identity) -> None:
+        """Finds the episode and step, asking the store for an episode from before this start."""
+        conversations, episode = self._gateway.conversations, identity.episode_id
+        self._whose = f"{self._caller.name}:{self._agent}"
+        look_up = self._gateway.last_step
+        if episode is not None and look_up is not None and conversations.next_step(self._whose, episode) is None:
+            with contextlib.suppress(ReliveError):
+                last = await asyncio.to_thread(look_up, episode)
+                if last is not None:
+                    conversations.goes_on(self._whose, episode, last + 1)
+        if not self._recorded:
+            self._messages, self._step = None, Step(new_episode_id(), 0)
+            return
+        self._messages = self._request.messages()
+        self._step = conversations.place(
+            self._whose,
+            self._messages,
+            episode_id=episode,
+            step=identity.step,
+            previous_response=identity.previous_response,
+        )
+
+    def _candidates(self) -> list[Model]:
+        if self._request.dialect.name != "raw" and not self._request.understood and self._recorded:
+            raise RefusalError(
+                "The request's body is not a JSON object.",
+                status=400,
+                kind="invalid_request_error",
+                code="invalid_json",
+            )
+        try:
+            return self._gateway.routes.candidates(self._request.model)
+        except RouteError as error:
+            raise RefusalError(str(error), status=404, kind="not_found_error", code="model_not_found") from error
+
+    async def _reserve(self, model: Model) -> None:
+        budgets = self._gateway.budgets
+        if not budgets or not self._recorded:
+            return
+        usage = Usage(input_tokens=self._tokens() - self._answer_tokens(), output_tokens=self._answer_tokens())
+        cost = self._gateway.prices.cost(usage, model.model, model.name, base_url=model.endpoint.url)
+        scopes = [f"agent:{self._agent}", *([f"key:{self._caller.name}"] if self._caller.name else [])]
+        try:
+            self._reservation = await asyncio.to_thread(budgets.reserve, scopes, cost)
+        except BudgetExceededError as error:
+            raise RefusalError(str(error), status=429, kind="rate_limit_error", code="budget_exceeded") from error
+
+    def _answer_tokens(self) -> int:
+        return self._request.answer_limit() or self._gateway.limits.answer_tokens
+
+    def _tokens(self) -> int:
+        """How long prompt and answer may become together."""
+        prompt = self._gateway.estimates.tokens(self._request.model, "prompt", len(self._request.body))
+        return prompt + self._answer_tokens()
+
+    def _intent(self, identity: Identity) -> Intent:
+        return Intent(
+            path=self._request.path,
+            body=self._request.body,
+            identity=identity,
+            place=self._step,
+            agent=self._agent,
+            created_at=self._capture.created_at,
+            snapshot=self._gateway.snapshot,
+        )
+
+    # -- attempts -------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Notices when the client leaves; then the upstream is let go, unless answers are read to their end."""
+        await self._client.gone()
+        if self._over or self._capture.reader.ended:
+            return
+        self._left_early = True
+        if not self._gateway.limits.drain:
+            self._while_there.reschedule(asyncio.get_running_loop().time())
+
+    async def _follow(self, plan: Plan) -> None:
+        """Tries until there is an answer or the plan is at its end."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + plan.model.timeout
+        while True:
+            self._began = self._gateway.clock()
+            following: Next | None
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    following = await self._attempt(plan.model, plan)
+                if following is None:
+                    return
+            except (UpstreamError, TimeoutError) as error:
+                failure = error if isinstance(error, UpstreamError) else timed_out(plan.model)
+                if self._client.begun:
+                    self._capture.fail(failure)
+                    await self._record("interrupted")
+                    return  # without an end: the server breaks the connection off, so that the client can tell
+                following = self._after(plan, failure)
+                if following is None:
+                    await self._give_up(failure)
+                    return
+            if following.switched:
+                self._deadline = loop.time() + following.model.timeout
+            await asyncio.sleep(following.wait)
+
+    def _after(self, plan: Plan, failure: UpstreamError) -> Next | None:
+        """What follows a failure, which is noted."""
+        model = plan.model
+        following = plan.after(failure, self._deadline - asyncio.get_running_loop().time())
+        wait = following.wait if following is not None else 0.0
+        tried = Tried(
+            status=failure.status,
+            kind=failure.kind,
+            error=str(failure),
+            latency_ms=(self._gateway.clock() - self._began) * 1000,
+            waited_ms=wait * 1000,
+            wait_reason=None if not wait else "backoff" if failure.retry_after is None else "hint",
+            retry_after=failure.retry_after,
+            request_id=failure.request_id,
+        )
+        self._tried.append(tried)
+        self._capture.attempted(model.name, tried)
+        return following
+
+    async def _attempt(self, model: Model, plan: Plan) -> Next | None:
+        """One try; gives what follows if it failed, ``None`` if the call is answered."""
+        gateway, request, client = self._gateway, self._request, self._client
+        await self._pace(model)
+        asks = model.asks_usage and request.needs_usage_asked()
+        at = model.endpoint
+        upstream = Upstream(name=model.name, model=model.model, base_url=at.url, shown=at.shown, key=at.key)
+        self._capture.forwarded(upstream, drop_usage=asks)
+        if self._entry is not None:
+            self._entry.forwarded(upstream, drop_usage=asks)
+        headers = header_rules.to_upstream(
+            client.raw_headers, model, clients_credentials=self._caller.own_credentials, plain=asks
+        )
+        body = request.sent(model=model.model, ask_for_usage=asks)
+        waiting = gateway.clock()
+        try:
+            attempt = await Attempt.start(
+                gateway.session, model, client.method, address(model, client.path, client.query), headers, body
+            )
+        finally:
+            self._upstream_ms += (gateway.clock() - waiting) * 1000
+        async with attempt:
+            self._capture.begin(attempt.status, attempt.content_type, attempt.content_encoding)
+            if self._entry is not None:
+                self._entry.began(attempt.status, attempt.content_type, attempt.content_encoding)
+            if self._capture.streamed or not request.understood:
+                return await self._stream(attempt, model, plan)
+            return await self._whole(attempt, model, plan)
+
+    async def _pace(self, model: Model) -> None:
+        self._settle_pace()
+        self._passage = await self._gateway.pacer(model).enter(self._caller.name or self._agent, self._tokens())
+
+    def _settle_pace(self) -> None:
+        """Puts the tokens of the last try in place of their estimate."""
+        if self._passage is not None:
+            usage = self._capture.reader.usage
+            counted = (usage.input_tokens, usage.output_tokens) if usage is not None else (None, None)
+            if counted[0] is not None and counted[1] is not None:
+                self._passage.tokens = counted[0] + counted[1]
+
+    async def _whole(self, attempt: Attempt, model: Model, plan: Plan) -> Next | None:
+        """An answer in one body: it goes out once its record is kept."""
+        body: list[bytes] = []
+        size = 0
+        broken: UpstreamError | None = None
+        try:
+            async for piece in self._pieces(attempt):
+                body.append(piece)
+                size += len(piece)
+                if size > LARGEST_ANSWER:
+                    await self._client.begin(attempt.status, self._head(attempt, None))
+                    await self._client.pass_on(b"".join(body))
+                    await self._rest(attempt, plan)
+                    return None
+        except UpstreamError as error:
+            broken = error
+        self._end()
+        if broken is not None and not self._capture.reader.ended:
+            raise broken  # a length header that promised more than there is does no harm to a whole answer
+        failure = self._capture.reader.failure
+        if failure is not None:
+            following = self._after(plan, failed_answer(model, failure))
+            if following is not None:
+                return following
+        else:
+            plan.succeeded()
+        kept = await self._record("complete" if failure is None else "failed")
+        data = b"".join(body)
+        await self._client.begin(attempt.status, self._head(attempt, len(data), kept))
+        await self._client.pass_on(data, last=True)
+        return None
+
+    async def _stream(self, attempt: Attempt, model: Model, plan: Plan) -> Next | None:
+        """An answer in pieces: each goes out as it comes."""
+        length = None if self._capture.streamed else attempt.length
+        held = b""
+        async for piece in self._pieces(attempt):
+            failure = self._capture.reader.failure
+            if failure is not None and not self._client.begun:
+                following = self._after(plan, failed_answer(model, failure))
+                if following is not None:
+                    return following
+            if not self._client.begun:
+                await self._client.begin(attempt.status, self._head(attempt, length))
+            if length is not None:  # a client that knows the length ends with the last byte: that one waits
+                held, piece = piece, held
+            await self._client.pass_on(piece)
+        if not self._client.begun:
+            await self._client.begin(attempt.status, self._head(attempt, length))
+        await self._finish_stream(plan, held)
+        return None
+
+    async def _rest(self, attempt: Attempt, plan: Plan) -> None:
+        """What is left of an answer that is too long to be held."""
+        async for piece in self._pieces(attempt):
+            await self._client.pass_on(piece)
+        await self._finish_stream(plan)
+
+    async def _finish_stream(self, plan: Plan, held: bytes = b"") -> None:
+        await self._client.pass_on(self._end())
+        status: Status = "complete" if self._capture.whole else "interrupted"
+        if self._capture.reader.failure is not None:
+            status = "failed"
+        else:
+            plan.succeeded()
+        await self._record(status)
+        await self._client.pass_on(held, last=True)
+
+    async def _pieces(self, attempt: Attempt) -> AsyncIterator[bytes]:
+        """What of an answer goes to the client, as it comes; the time it takes is the upstream's."""
+        gateway = self._gateway
+        waiting = gateway.clock()
+        async for piece in attempt.pieces():
+            self._upstream_ms += (gateway.clock() - waiting) * 1000
+            kept = self._capture.feed(piece, self._elapsed_ms())
+            if self._entry is not None:
+                self._entry.piece(piece)
+            yield kept
+            waiting = gateway.clock()
+        self._upstream_ms += (gateway.clock() - waiting) * 1000
+
+    def _end(self) -> bytes:
+        """The upstream has said all; gives what was held back."""
+        tail = self._capture.end()
+        if self._entry is not None:
+            self._entry.ended()
+        return tail
+
+    # -- after it -------------------------------------------------------------------------------------------------
+
+    async def _give_up(self, failure: UpstreamError) -> None:
+        """Answers with the last failure: the upstream's own status and body where there are any."""
+        self._capture.fail(failure)
+        kept = await self._record("failed")
+        if failure.status is not None and failure.body:
+            status, body = failure.status, failure.body
+        else:
+            status = failure.status or (504 if isinstance(failure, UpstreamTimeoutError) else 502)
+            body = refusal_body(self._request.path, str(failure), "api_error", failure.kind)
+        extra = self._own_headers(kept)
+        extra["content-type"] = (failure.content_type if failure.body else None) or "application/json"
+        if failure.retry_after is not None:
+            extra["retry-after"] = f"{failure.retry_after:g}"
+        await self._client.begin(status, header_rules.to_client([], length=len(body), extra=extra))
+        await self._client.pass_on(body, last=True)
+
+    async def _record(self, status: Status) -> Kept | None:
+        """Keeps the record and settles what was reserved; ``None``: there is no record of this call.
+
+        It fails open: whatever goes wrong here, the client gets its answer.
+        """
+        self._over = True
+        self._settle_pace()
+        if not self._recorded:
+            return None
+        if self._left_early:
+            status = "client_disconnected"
+        self._gateway.count(status)
+        try:
+            return await self._keep(status)
+        except Exception:  # noqa: BLE001 - a fault of recording must not become one of the agent
+            _log.exception("A call was not recorded")
+            self._gateway.count("unrecorded")
+            return None
+
+    async def _keep(self, status: Status) -> Kept:
+        gateway, capture = self._gateway, self._capture
+        transition = capture.transition(status, latency_ms=self._elapsed_ms(), prices=gateway.prices)
+        self._cost = transition.cost
+        if status == "complete":
+            gateway.conversations.ended(
+                self._whose, self._step, self._uid, self._messages, transition.action, capture.reader.id
+            )
+        if self._step.previous is not None and self._step.new_messages:
+            news = msgspec.Raw(self._request.last_messages(self._step.new_messages))
+            gateway.beside(gateway.recorder.next_state(self._step.previous, news))
+        recording = gateway.recorder.record(transition, self._uid, lambda number: self._safe(transition, number))
+        if self._reservation is None:
+            return await recording
+        kept, _ = await asyncio.gather(recording, self._settle(self._reservation, transition))
+        return kept
+
+    def _safe(self, transition: Transition, number: int | None) -> None:
+        """The record is kept; now what belongs to it can follow."""
+        if self._entry is not None:
+            self._entry.done()
+        if number is None:
+            return
+        if self._gateway.rewards:
+            self._gateway.beside(self._gateway.score(transition, number))
+        attempts = self._capture.attempts(transition)
+        if attempts:
+            self._gateway.beside(self._gateway.recorder.attempts(attempts, number))
+
+    async def _settle(self, reservation: str, transition: Transition) -> None:
+        budgets = self._gateway.budgets
+        if budgets is None:
+            return
+        with contextlib.suppress(ReliveError):  # what is not settled expires
+            if transition.usage is None:
+                await asyncio.to_thread(budgets.release, reservation)
+            else:
+                await asyncio.to_thread(budgets.settle, reservation, transition.cost)
+
+    def _head(self, attempt: Attempt, length: int | None, kept: Kept | None = None) -> header_rules.Headers:
+        """The headers of an answer; a stream goes out before it is recorded, so it says whether that will be late."""
+        if kept is None and self._recorded and self._gateway.recorder.stuck:
+            kept = "pending"
+        return header_rules.to_client(attempt.headers, length=length, extra=self._own_headers(kept))
+
+    def _own_headers(self, kept: Kept | None) -> dict[str, str]:
+        headers = {"x-relive-overhead-ms": f"{max(0.0, self._elapsed_ms() - self._upstream_ms):.2f}"}
+        if self._recorded:
+            headers["x-relive-experience-id"] = self._uid.hex()
+            headers["x-relive-cost"] = dollars(self._cost) if self._over else "pending"
+            if kept == "pending":
+                headers["x-relive-recorded"] = "pending"
+        return headers
+
+    def _elapsed_ms(self) -> float:
+        return (self._gateway.clock() - self._started) * 1000
+
+
+def dollars(cost: int | None) -> str:
+    """An exact amount of nano-USD in USD; an unknown one says so."""
+    if cost is None:
+        return "unknown"
+    return f"{cost // 10**9}.{cost % 10**9:09d}".rstrip("0").rstrip(".")

@@ -1,0 +1,220 @@
+"""The gateway itself: an ASGI application for ``/v1/*`` whose every call is recorded.
+
+It fails open: whatever goes wrong with recording, the agent's traffic flows on, and the failure is counted. Its parts
+decide (`routes`), count (`budget`, `pacing`), read (`capture`) and keep (`recorder`, `journal`); here is what they
+share for as long as the gateway lives. One call is a `relive.gateway.call.Call`.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from relive.experience import Feedback, Transition
+from relive.gateway.access import Access
+from relive.gateway.budget import Budgets
+from relive.gateway.call import Call
+from relive.gateway.client import Client
+from relive.gateway.conversations import Conversations
+from relive.gateway.estimates import TokenEstimates
+from relive.gateway.headers import to_client
+from relive.gateway.journal import Journal
+from relive.gateway.pacing import Pacer
+from relive.gateway.recorder import Recorder
+from relive.gateway.refusals import RefusalError
+from relive.gateway.request import CallRequest
+from relive.gateway.routes import Cooldowns, Model, Routes
+from relive.gateway.upstreams import new_session
+from relive.llm.pricing import PriceTable
+from relive.llm.retry import RetryPolicy
+from relive.rewards import RewardFunction, evaluate
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Prepare = Callable[[CallRequest, str], Awaitable[tuple[CallRequest, dict[str, Any]]]]
+"""A hook that may change a request of an agent before it is forwarded (lessons put into its prompt), and that gives
+facts for the record about what it did."""
+
+MOST_BACKGROUND = 1_000
+"""Tasks beside calls (rewards, late next states) at a time; beyond, new ones are left out and counted."""
+
+_log = logging.getLogger("relive.gateway")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may ask of the gateway.
+
+    Attributes:
+        request_bytes: The largest request.
+        concurrent: How many calls at a time.
+        answer_tokens: How long an answer is taken to become for a budget, where the client sets no limit.
+        drain: Whether an answer is read to its end, for the record, when the client has left.
+        with_tokens: Whether token ids and log-probabilities are recorded where the server gives them.
+    """
+
+    request_bytes: int = 32 << 20
+    concurrent: int = 512
+    answer_tokens: int = 2_048
+    drain: bool = False
+    with_tokens: bool = True
+
+
+class GatewayStats(msgspec.Struct):
+    """Counts since the start.
+
+    Attributes:
+        calls: By status of the record (complete, failed …) or ``refused``.
+        in_flight: Calls under way.
+        left_out: Background work that was left out because there was too much.
+    """
+
+    calls: dict[str, int] = msgspec.field(default_factory=dict)
+    in_flight: int = 0
+    left_out: int = 0
+
+
+@dataclass(kw_only=True)
+class Gateway:
+    """Everything that calls share, and the ASGI application that serves them.
+
+    Attributes:
+        routes: Where calls go.
+        access: Who may call.
+        recorder: Records them.
+        journal: Keeps what is under way.
+        prices: What models cost.
+        budgets: What may be spent; ``None``: there is no limit.
+        policy: How often an upstream is tried.
+        limits: What a client may ask.
+        rewards: Rewards given to each recorded call, by name.
+        prepare: The hook that may change requests; ``None``: none.
+        last_step: Looks up an episode's newest step in the store, for episodes from before the start.
+        snapshot: The hash of what holds now; ``None``: none is kept.
+        agent: Whose calls they are if neither the client nor its key says so.
+        clock: Monotonic seconds.
+    """
+
+    routes: Routes
+    access: Access
+    recorder: Recorder
+    journal: Journal
+    prices: PriceTable
+    budgets: Budgets | None = None
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    limits: Limits = field(default_factory=Limits)
+    rewards: dict[str, RewardFunction] = field(default_factory=dict)
+    prepare: Prepare | None = None
+    last_step: Callable[[str], int | None] | None = None
+    snapshot: str | None = None
+    agent: str = "default"
+    clock: Callable[[], float] = time.perf_counter
+    conversations: Conversations = field(default_factory=Conversations)
+    estimates: TokenEstimates = field(default_factory=TokenEstimates)
+    stats: GatewayStats = field(default_factory=GatewayStats)
+
+    def __post_init__(self) -> None:
+        self.cooldowns = Cooldowns(self.clock)
+        self.rng = random.Random()
+        self._pacers: dict[str, Pacer] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._scoring = asyncio.Semaphore(8)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        client = Client(scope, receive, send)
+        self.stats.in_flight += 1
+        try:
+            await self._serve(client)
+        except RefusalError as refusal:
+            self.count("refused")
+            if not client.left:
+                await client.refuse(refusal)
+        finally:
+            self.stats.in_flight -= 1
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The connections to upstreams."""
+        if self._session is None:
+            self._session = new_session()
+        return self._session
+
+    def pacer(self, model: Model) -> Pacer:
+        """The pace of one model."""
+        pacer = self._pacers.get(model.name)
+        if pacer is None:
+            pacer = self._pacers[model.name] = Pacer(model.rpm, model.tpm, clock=self.clock)
+        return pacer
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does something beside the calls; what goes wrong with it is logged."""
+        if len(self._background) >= MOST_BACKGROUND:
+            self.stats.left_out += 1
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._finished)
+
+    async def score(self, transition: Transition, number: int) -> None:
+        """Gives a recorded call the rewards that are set up."""
+        async with self._scoring:
+            for name, reward in self.rewards.items():
+                value = await evaluate(reward, readable(transition))
+                if value is not None:
+                    source = f"relive:{name}"
+                    await self.recorder.feedback(Feedback(experience_id=number, source=source, key=name, reward=value))
+
+    def count(self, status: str) -> None:
+        """Counts a call by how it ended."""
+        self.stats.calls[status] = self.stats.calls.get(status, 0) + 1
+
+    async def close(self) -> None:
+        """Waits for the background work and for what is being recorded."""
+        if self._background:
+            await asyncio.wait(tuple(self._background), timeout=10.0)
+        await self.recorder.close()
+        self.journal.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _serve(self, client: Client) -> None:
+        if self.stats.in_flight > self.limits.concurrent:
+            raise RefusalError(
+                f"The gateway serves {self.limits.concurrent} calls at a time already. Try again in a moment.",
+                status=503,
+                kind="api_error",
+                code="too_many_calls",
+                retry=True,
+            )
+        caller = self.access.admit(client.headers, "call")
+        body = await client.body(self.limits.request_bytes)
+        if client.path == "/v1/models" and client.method == "GET" and not self.routes.takes_any_name:
+            listed = self.routes.listed()
+            headers = to_client([], length=len(listed), extra={"content-type": "application/json"})
+            await client.begin(200, headers)
+            await client.pass_on(listed, last=True)
+            return
+        await Call(self, client, caller, CallRequest(client.path, body)).run()
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("Something beside a call failed: %s", task.exception())
+
+
+def readable(transition: Transition) -> Transition:
+    """The transition with its raw parts parsed, for functions that look into it."""
+    parts = {
+        name: msgspec.json.decode(msgspec.json.encode(getattr(transition, name)))
+        for name in ("state", "action", "next_state")
+    }
+    return msgspec.structs.replace(transition, **parts)
