@@ -92,6 +92,22 @@ def test_cli_03_utf_16_is_called_that(cli_03: Path, tmp_path: Path) -> None:
     assert "is encoded as UTF-16, but Relive reads UTF-8" in done.stderr
 
 
+@pytest.mark.parametrize("content", [None, '{"prompt": "x"}', "PK\x03\x04"])
+def test_a_file_that_cannot_be_imported_makes_no_store(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "in").write_text(content)
+    done = call("import", tmp_path / "in", tmp_path / "s.db")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"relive: {tmp_path / 'in'}")
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_an_empty_file_holds_no_records_and_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "in").touch()
+    done = call("import", tmp_path / "in", tmp_path / "s.db")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'in'} holds no records.\n")
+
+
 def test_sto_11_a_pickle_is_refused_and_never_loaded(tmp_path: Path) -> None:
     marker = tmp_path / "cases_marker"
     program = f"import pathlib; pathlib.Path({str(marker)!r}).touch()"

@@ -396,3 +396,16 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
         assert row["reward"] == one.reward
     assert (rows[0]["reward"], json.loads(rows[0]["feedback"])[0]["reward"]) == (1.0, 1.0)
     assert [rows[600][name] for name in ("reward", "cost_nano_usd", "token_ids", "next_state", "policy")] == [None] * 5
+
+
+def test_without_pyarrow_parquet_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from relive.storage.parquet import export_parquet
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with (
+        SqliteStorage(tmp_path / "s.db") as storage,
+        pytest.raises(ExportError, match=r"pip install .relive\[parquet\]"),
+    ):
+        export_parquet(storage, tmp_path / "out.parquet")

@@ -15,7 +15,7 @@ from relive.experience import Outcome
 from relive.storage import Query, SqliteStorage
 from relive.storage.backup import note_copy
 from relive.storage.exporter import export_lines, replacing
-from relive.storage.formats import FORMATS
+from relive.storage.formats import FORMATS, Source, read
 from relive.storage.importer import ImportReport, import_file
 from relive.storage.parquet import export_parquet
 
@@ -39,16 +39,18 @@ def import_experiences(
 
     Exit code 1 if some records could not be taken; the rest is imported all the same.
     """
-    with SqliteStorage(file) as storage, progress_bar("importing") as bar:
-        report = import_file(
-            source,
-            storage,
-            format=format,
-            agent=agent,
-            policy=policy,
-            tags=tag or (),
-            progress=lambda done, total: bar("importing", done, total),
-        )
+    with Source(source) as opened:
+        read(opened, format)  # so that a file that cannot be read makes no store
+        with SqliteStorage(file) as storage, progress_bar("importing") as bar:
+            report = import_file(
+                opened,
+                storage,
+                format=format,
+                agent=agent,
+                policy=policy,
+                tags=tag or (),
+                progress=lambda done, total: bar("importing", done, total),
+            )
     if json:
         print_json(report)
     else:
@@ -116,6 +118,9 @@ def export_experiences(
 
 def _tell(report: ImportReport, file: Path) -> None:
     out = console()
+    if report.format == "none" and not report.failed:
+        out.print(f"{report.source} holds no records.", markup=False, soft_wrap=True)
+        return
     known = f" ({report.known:,} there already)" if report.known else ""
     out.print(
         f"Imported {report.imported:,} experience{_s(report.imported)} into {file}{known}; read as {report.format}.",

@@ -8,7 +8,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,7 +60,7 @@ class _Taken(NamedTuple):
 
 
 def import_file(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Source,
     storage: SqliteStorage,
     *,
     format: str | None = None,  # noqa: A002 - what it is called everywhere
@@ -72,7 +72,7 @@ def import_file(
     """Imports a file of experiences; see `relive.storage.formats` for the formats.
 
     Args:
-        path: The file, plain or packed by gzip or zstandard; ``-``: standard input.
+        path: The file, plain or packed by gzip or zstandard; ``-``: standard input; or a `Source` that is open.
         storage: The store; what it redacts is redacted here too.
         format: Name of the format; ``None``: it is told by the content.
         agent: Who acted, whatever the file says; ``None``: as the file says.
@@ -84,7 +84,7 @@ def import_file(
         SourceError: the file cannot be read, is not UTF-8, or has no known format. Nothing was imported.
         StorageFullError: no room left; what was imported before is kept, a second run adds the rest.
     """
-    with Source(path) as source:
+    with nullcontext(path) if isinstance(path, Source) else Source(path) as source:
         name, items = read(source, format)
         report = ImportReport(source.name, name)
         ignored: Counter[str] = Counter()

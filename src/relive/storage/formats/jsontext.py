@@ -49,7 +49,9 @@ def read(data: bytes) -> Json:
     Raises:
         BadRecordError: it is not valid; the message says where and why.
     """
-    text = _LINE_BREAK.sub(b" ", data.strip(b" \t\r\n"))  # inside strings JSON has no raw line break
+    text = data.strip(b" \t\r\n")
+    if b"\n" in text or b"\r" in text:
+        text = _LINE_BREAK.sub(b" ", text)  # inside strings JSON has no raw line break
     if _SURROGATE.search(text):
         text = _ESCAPE.sub(lambda match: rb"\ufffd" if len(match[0]) == _HALF else match[0], text)
     try:
