@@ -81,7 +81,9 @@ class SumTree {
 
   void prefetch(int64_t slot) const {
     __builtin_prefetch(leaves_.data() + slot, 1);
-    __builtin_prefetch(levels_[0] + (slot >> kShift), 1);
+    const double* sums = levels_[0] + (slot >> (2 * kShift)) * kWidth;  // the whole group is added up
+    __builtin_prefetch(sums, 1);
+    __builtin_prefetch(sums + kWidth / 2, 1);
   }
 
   void set_leaf(int64_t slot, float leaf) {
