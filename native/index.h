@@ -214,8 +214,31 @@ class Index {
     for (int64_t i = 0; i < count; ++i) ids[i] = slots_.id_at(ids[i]);
   }
 
-  // Restores the leaf of a slot from a checkpoint.
-  void restore_leaves(const int64_t* slots, const float* leaves, int64_t count) { tree_.write(slots, leaves, count); }
+  // Fills an empty index from a checkpoint: ids with their slots and leaves, and the free slots in their order, or none
+  // for a ring. False, and nothing is done, when these contradict each other.
+  bool restore(const int64_t* ids, const int64_t* slots, const float* leaves, int64_t count, const int64_t* free,
+               int64_t free_count, bool ring) {
+    if (size() != 0 || count + (ring ? 0 : free_count) > capacity_) return false;
+    if (!ring && count + free_count != capacity_) return false;
+    std::vector<bool> taken(static_cast<size_t>(capacity_), false);
+    for (int64_t i = 0; i < count + (ring ? 0 : free_count); ++i) {
+      const int64_t slot = i < count ? slots[i] : free[i - count];
+      if (slot < 0 || slot >= capacity_ || taken[static_cast<size_t>(slot)]) return false;
+      taken[static_cast<size_t>(slot)] = true;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (ids[i] < 0 || (i > 0 && ids[i] <= ids[i - 1])) return false;
+      if (!(leaves[i] >= 0.0f && leaves[i] <= FLT_MAX)) return false;
+      if (ring && (ids[i] != ids[0] + i || slots[i] != ids[i] % capacity_)) return false;
+    }
+    if (ring) {
+      slots_.restore_ring(count > 0 ? ids[0] : 0, count);
+    } else {
+      slots_.restore_tables(ids, slots, count, free, free_count);
+    }
+    tree_.write(slots, leaves, count);
+    return true;
+  }
 
  private:
   static constexpr double kLargest = FLT_MAX;

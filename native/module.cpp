@@ -183,12 +183,11 @@ static void bind_index(nb::module_& m) {
           "restore",
           [](Index& index, const In<int64_t>& ids, const In<int64_t>& slots, const In<float>& leaves,
              const In<int64_t>& free, bool ring) {
-            if (ring) {
-              index.slots().restore_ring(length(ids) > 0 ? ids.data()[0] : 0, length(ids));
-            } else {
-              index.slots().restore_tables(ids.data(), slots.data(), length(ids), free.data(), length(free));
+            const bool lengths_agree = length(slots) == length(ids) && length(leaves) == length(ids);
+            if (!lengths_agree || !index.restore(ids.data(), slots.data(), leaves.data(), length(ids), free.data(),
+                                                 length(free), ring)) {
+              throw nb::value_error("contradictory state");
             }
-            index.restore_leaves(slots.data(), leaves.data(), length(ids));
           },
           "ids"_a, "slots"_a, "leaves"_a, "free"_a, "ring"_a, "Fills an empty index from a checkpoint.");
 }

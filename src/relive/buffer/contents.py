@@ -27,6 +27,8 @@ from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
 from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import NO_IDS, Changes, Experiences, Floats, Ids, ObjectRows, Rows
 from relive.buffer.selector import BufferView, Selection, Selector
+from relive.buffer.state_file import read_state, write_state
+from relive.buffer.workers import watch_forks
 
 STATE_VERSION = 1
 """Version of the shape of `ReplayBuffer.state_dict`."""
@@ -74,7 +76,7 @@ class Contents:
         # and draws by its own samplers.
         self._push: Callable[[Index, Any, float | None], int] | None = None
         if isinstance(rows, ObjectRows | ArrayStorage) and type(self._remover) is Fifo and not self._watched:
-            self._push = rows.push
+            self._push = rows.native.push if isinstance(rows, ArrayStorage) else rows.push
         self._drawer: Prioritized | Uniform | None = None
         if isinstance(self._sampler, Prioritized | Uniform) and self._limits is None:
             self._drawer = self._sampler
@@ -82,6 +84,7 @@ class Contents:
         self._native_rows = None if self._arrays is None else self._arrays.native
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # something was added, drawn, or allowed
+        self._forks = watch_forks(self)
         self._added = 0
         self._sampled = 0
         self._stale_updates = 0
@@ -273,6 +276,7 @@ class Contents:
                     "added": self._added,
                     "sampled": self._sampled,
                     "stale_updates": self._stale_updates,
+                    "forks": self._forks.count,
                 },
             }
 
@@ -298,9 +302,12 @@ class Contents:
                         f"The state is of a buffer with {name} {theirs}, this one has {ours}; make it with the same."
                     )
             ids, slots = saved["ids"], saved["slots"]
-            self._rows.load_state_dict(state["rows"], ids, slots)
             index = Index(self._capacity, self._index.alpha, 0)
-            index.restore(ids, slots, saved["leaves"], saved["free_slots"], bool(saved["ring"]))
+            try:
+                index.restore(ids, slots, saved["leaves"], saved["free_slots"], bool(saved["ring"]))
+            except (ValueError, TypeError) as error:
+                raise BufferStateError("The state's ids, slots and priorities contradict each other.") from error
+            self._rows.load_state_dict(state["rows"], ids, slots)
             index.skip_to(int(saved["next_id"]))
             self._index = self._view.index = index
             experiences = self._rows.get(ids, slots) if self._watched and len(ids) else ()
@@ -320,3 +327,36 @@ class Contents:
             self._added = counters["added"]
             self._sampled = counters["sampled"]
             self._stale_updates = counters["stale_updates"]
+            self._forks.count = counters["forks"]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `state_dict` into one file, without pickle; an earlier file is replaced at once or not at all.
+
+        Raises:
+            BufferStateError: an experience is neither made of JSON values and arrays nor a `Transition`.
+            OSError: the file cannot be written.
+        """
+        write_state(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Takes the state back that `save` wrote: the next draws are those that the saved buffer would have made.
+
+        The buffer must be made with the same capacity, storage, sampler and remover.
+
+        Raises:
+            BufferStateError: the file is damaged, no saved buffer, or of another kind of buffer.
+            OSError: the file cannot be read.
+        """
+        self.load_state_dict(read_state(path))
+
+    def worker(self, number: int) -> None:
+        """Goes over to the random stream of worker `number`, so that no two workers draw the same batches.
+
+        A forked child does so by itself; a spawned one loads a saved buffer and calls this. Equal numbers after equal
+        states give equal draws.
+
+        Args:
+            number: At least 0.
+        """
+        with self._lock:
+            self._index.split_random(operator.index(number))
