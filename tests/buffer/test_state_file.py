@@ -1,0 +1,205 @@
+"""`ReplayBuffer.save` and `load`: exact, whole or not at all, and nothing that is read can run."""
+
+import datetime
+import hashlib
+import pickle  # noqa: TID251  (to show that a pickle is refused)
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relive.buffer import ArrayStorage, BufferStateError, Prioritized, ReplayBuffer
+from relive.buffer.samplers import OncePerPass
+from relive.buffer.state_file import read_state, write_state
+from relive.experience import TokenTrace, Transition
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**100), 2**100)
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.builds(lambda items: np.array(items, dtype=np.float32), st.lists(st.floats(width=32), max_size=5))
+    | st.builds(np.int16, st.integers(-100, 100))
+    | st.builds(lambda items: np.array(items, dtype=">i4").reshape(1, -1), st.lists(st.integers(-5, 5), max_size=4)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.none() | st.tuples(st.integers()), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a, b):
+    if isinstance(a, np.ndarray | np.generic):
+        return type(a) is type(b) and a.shape == b.shape and a.astype(b.dtype).tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return type(b) is dict and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and (a == b or a != a)
+
+
+@given(value=values)
+@settings(max_examples=200, deadline=None)
+def test_every_value_comes_back_as_it_was(value, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "state"
+    write_state(path, {"value": value, "array": np.arange(3)})
+    back = read_state(path)
+    assert same(back["value"], value)
+    assert back["array"].tolist() == [0, 1, 2]
+
+
+def test_transitions_come_back_whole(tmp_path):
+    trace = TokenTrace(token_ids=[1, 2], mask=[0, 1], logprobs=[0.0, -0.5], versions=[3, 3])
+    buffer = ReplayBuffer(5)
+    first = Transition(state={"messages": ["hello"]}, action="hi", reward=0.5, tags=("a", "b"), tokens=trace)
+    buffer.add(first)
+    buffer.add({"obs": np.ones(3), "at": (1, 2)})
+    buffer.save(tmp_path / "buffer")
+    twin = ReplayBuffer(5)
+    twin.load(tmp_path / "buffer")
+    back = twin.sample(5).experiences
+    assert back[0] == first
+    assert back[1]["at"] == (1, 2)
+    assert back[1]["obs"].tolist() == [1, 1, 1]
+
+
+def test_what_a_file_cannot_hold_is_refused_by_place_and_the_old_file_stays(tmp_path):
+    buffer = ReplayBuffer(5)
+    buffer.add({"fine": 1})
+    path = tmp_path / "buffer"
+    buffer.save(path)
+    before = path.read_bytes()
+    buffer.add({"when": datetime.date(2026, 1, 1)})
+    with pytest.raises(BufferStateError, match=r"\['rows'\]\['experiences'\]\[1\]\['when'\] is a datetime.date"):
+        buffer.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_file_is_refused_untouched(tmp_path):
+    buffer = ReplayBuffer(50)
+    buffer.add_batch(range(40))
+    path = tmp_path / "buffer"
+    buffer.save(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for position in [8, 9, len(whole) - 1, *rng.integers(8, len(whole), 60)]:
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        with pytest.raises(BufferStateError, match="is damaged"):
+            buffer.load(path)
+    for length in (8, 12, 30, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BufferStateError, match="is damaged"):
+            buffer.load(path)
+    for content in (b"", b"x", pickle.dumps({"version": 1})):
+        path.write_bytes(content)
+        with pytest.raises(BufferStateError, match="is not a saved buffer"):
+            buffer.load(path)
+    with pytest.raises(FileNotFoundError):
+        buffer.load(tmp_path / "absent")
+    assert buffer.sample(50).experiences == list(range(40))
+
+
+def test_a_contradictory_state_is_refused_untouched():
+    buffer = ReplayBuffer(5)
+    buffer.add_batch(range(7))
+    good = buffer.state_dict()
+
+    def broken(**changes):
+        return {**good, "index": {**good["index"], **changes}}
+
+    for changes in (
+        {"slots": np.array([2, 3, 4, 0, 0])},
+        {"slots": np.array([2, 3, 4, 0, 5])},
+        {"slots": np.array([2, 3, 4, 1, 0])},
+        {"ids": np.array([2, 3, 4, 5, 5])},
+        {"ids": np.array([2, 3, 4, 5, 7])},
+        {"ids": np.array([2, 3, 4, 5])},
+        {"leaves": np.array([1, 1, 1, 1, np.nan], np.float32)},
+        {"leaves": np.array([1, 1, 1, 1, -1], np.float32)},
+        {"ring": False, "free_slots": np.array([1])},
+    ):
+        with pytest.raises(BufferStateError, match="contradict"):
+            buffer.load_state_dict(broken(**changes))
+    assert buffer.sample(9).experiences == [2, 3, 4, 5, 6]
+
+
+SCRIPT = """
+import sys
+from relive.buffer import Prioritized, ReplayBuffer
+from relive.buffer.samplers import OncePerPass
+kind, path, second = sys.argv[1:]
+sampler = {"prioritized": Prioritized, "once": OncePerPass, "distinct": lambda: Prioritized(replacement=False)}[kind]()
+buffer = ReplayBuffer(100, sampler=sampler, seed=12345)
+buffer.load(path)
+buffer.save(second)
+for _ in range(5):
+    batch = buffer.sample(8)
+    print(batch.ids.tolist(), batch.weights.tolist())
+"""
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "once", "distinct"])
+def test_buf_15_a_restored_run_draws_what_the_undisturbed_one_does(kind, tmp_path):
+    """Draws are made when they are asked for, so that no prefetched batch can be lost."""
+    samplers = {"prioritized": Prioritized, "once": OncePerPass, "distinct": lambda: Prioritized(replacement=False)}
+    buffer = ReplayBuffer(100, sampler=samplers[kind](), seed=7)
+    buffer.add_batch(range(100), np.linspace(0.1, 2, 100))
+    seen = [buffer.sample(8).ids.tolist() for _ in range(3)]
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    buffer.save(first)
+    batches = [buffer.sample(8) for _ in range(5)]
+    expected = [f"{batch.ids.tolist()} {batch.weights.tolist()}" for batch in batches]
+
+    def resume(path, into):
+        run = subprocess.run(
+            [sys.executable, "-c", SCRIPT, kind, path, into], check=True, capture_output=True, text=True
+        )
+        return run.stdout.splitlines()
+
+    assert resume(first, second) == expected
+    first.unlink()  # the second checkpoint stands alone
+    assert resume(second, third) == expected
+    if kind == "once":
+        drawn = [id_ for batch in seen for id_ in batch] + [id_ for batch in batches for id_ in batch.ids.tolist()]
+        rest = [buffer.sample(8).ids.tolist() for _ in range(5)]
+        one_pass = (drawn + [id_ for batch in rest for id_ in batch])[:100]
+        assert sorted(one_pass) == list(range(100))
+    if kind == "distinct":
+        assert all(len(set(batch.ids.tolist())) == 8 for batch in batches)
+
+
+def test_a_large_buffer_of_arrays_is_saved_exactly(tmp_path):
+    fields = {"obs": ("f4", (16,)), "act": "i8", "done": "?"}
+    rng = np.random.default_rng(0)
+    buffer = ReplayBuffer(50_000, storage=ArrayStorage(fields), seed=3)
+    buffer.add_batch(
+        {
+            "obs": rng.normal(size=(70_000, 16)).astype(np.float32),
+            "act": np.arange(70_000),
+            "done": np.zeros(70_000, bool),
+        }
+    )
+    buffer.update_priorities(np.arange(20_000, 70_000), rng.uniform(0, 3, 50_000))
+    buffer.save(tmp_path / "buffer")
+    twin = ReplayBuffer(50_000, storage=ArrayStorage(fields), seed=99)
+    twin.load(tmp_path / "buffer")
+
+    def fingerprint(each):
+        digest = hashlib.sha256()
+        for _ in range(50):
+            batch = each.sample(300)
+            for array in (batch.ids, batch.weights, batch["obs"], batch["act"], batch["done"]):
+                digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    assert fingerprint(buffer) == fingerprint(twin)
