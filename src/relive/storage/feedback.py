@@ -21,6 +21,7 @@ import numpy.typing as npt
 from relive.experience import Feedback
 from relive.storage.codec import clean_text, encode_json
 from relive.storage.connection import fetch
+from relive.storage.damage import damage_to
 from relive.storage.record import OUTCOME_NUMBERS
 
 SUCCESS_AT = 0.5
@@ -154,8 +155,9 @@ def combine(given: dict[tuple[str, str], float], recorded: float | None, weights
 def reward_rule(connection: apsw.Connection) -> tuple[dict[str, float], float]:
     """The store's weights by key, and the least reward that counts as success."""
     kept = dict(fetch(connection, "SELECT name, value FROM setting WHERE name IN ('reward_weights', 'success_at')"))
-    weights = msgspec.json.decode(kept.get("reward_weights", "{}"), type=dict[str, float])
-    return weights, msgspec.json.decode(kept.get("success_at", str(SUCCESS_AT)), type=float)
+    with damage_to("The rule for rewards"):
+        weights = msgspec.json.decode(kept.get("reward_weights", "{}"), type=dict[str, float])
+        return weights, msgspec.json.decode(kept.get("success_at", str(SUCCESS_AT)), type=float)
 
 
 def of_experience(connection: apsw.Connection, number: int) -> list[Feedback]:
@@ -167,18 +169,19 @@ def of_experience(connection: apsw.Connection, number: int) -> list[Feedback]:
         WHERE f.experience_id = ?1""",  # noqa: S608 - column names from this module
         (number,),
     )
-    return [
-        Feedback(
-            experience_id=experience_id,
-            episode_id=episode_id,
-            source=source,
-            key=key,
-            reward=reward,
-            comment=comment,
-            demonstration=None if demonstration is None else msgspec.json.decode(demonstration),
-        )
-        for source, key, reward, comment, demonstration, experience_id, episode_id in rows
-    ]
+    with damage_to(f"What was fed back about experience {number}"):
+        return [
+            Feedback(
+                experience_id=experience_id,
+                episode_id=episode_id,
+                source=source,
+                key=key,
+                reward=reward,
+                comment=comment,
+                demonstration=None if demonstration is None else msgspec.json.decode(demonstration),
+            )
+            for source, key, reward, comment, demonstration, experience_id, episode_id in rows
+        ]
 
 
 def remove(connection: apsw.Connection, ids: npt.NDArray[np.int64], episodes: set[str]) -> None:

@@ -12,9 +12,11 @@ import apsw
 import numpy as np
 import numpy.typing as npt
 
+from relive.storage.damage import damage_to, damaged
 from relive.storage.schema import CHUNK
 from relive.storage.stored import Stored
 
+_MOST_SLOTS = 1 << 28  # more than any store has; damaged bytes must not ask for all the memory
 _FOLD_ROWS = 256
 _FOLD_BYTES = 1 << 21
 
@@ -107,10 +109,21 @@ def clear(connection: apsw.Connection) -> None:
 
 
 def load(connection: apsw.Connection) -> SavedIndex:
-    """The index as saved last; must run inside a transaction, so that chunks and log belong together."""
+    """The index as saved last; must run inside a transaction, so that chunks and log belong together.
+
+    Raises:
+        DamagedStoreError: it is not what was saved.
+    """
+    with damage_to("The sampling index"):
+        return _load(connection)
+
+
+def _load(connection: apsw.Connection) -> SavedIndex:
     log = list(_log(connection))
     chunks = [int(row[0]) for row in connection.execute("SELECT chunk FROM index_ids ORDER BY chunk")]
     slots = max([0, *((c + 1) * CHUNK for c in chunks), *(int(c.slots.max(initial=-1)) + 1 for c in log)])
+    if slots > _MOST_SLOTS:
+        raise damaged("The sampling index")
     ids = np.zeros(slots, np.int64)
     priorities = np.zeros(slots, np.float32)
     for chunk, body in connection.execute("SELECT chunk, body FROM index_ids"):

@@ -3,9 +3,11 @@
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from relive.errors import ReliveError
 from relive.experience import Outcome, TokenTrace, Transition
 from relive.storage import codec, record
 from relive.storage.codec import Decompressor, TraceRow
+from relive.storage.damage import UNREADABLE, damaged
 from relive.storage.record import COLUMNS, OUTCOMES
 
 SELECTED = (*(f"e.{name}" for name in COLUMNS), "e.id", "e.priority", "e.uid", "e.bytes", "p.codec", "p.body")
@@ -54,7 +56,13 @@ class Stored:
     def transition(self) -> Transition:
         """The whole record, with reward and outcome as they held when it was read."""
         if self._transition is None:
-            self._transition = record.decode(self._row, codec.decode_json(self.json()), self._tokens())
+            text = self.json()
+            try:
+                self._transition = record.decode(self._row, codec.decode_json(text), self._tokens())
+            except ReliveError:
+                raise
+            except UNREADABLE as error:
+                raise damaged(f"Experience {self.id}") from error
         return self._transition
 
     def outline(self) -> Transition:
@@ -63,10 +71,13 @@ class Stored:
 
     def json(self) -> bytes:
         """JSON text of the payload, byte for byte: ``state``, ``action``, and if there are ``next_state``, ``info``."""
-        text = self._decompress(self._row[CODEC], self._row[CODEC + 1])
-        if self._late is None:
-            return text
-        return text[:-1] + b',"next_state":' + self._decompress(*self._late) + b"}"
+        try:
+            text = self._decompress(self._row[CODEC], self._row[CODEC + 1])
+            if self._late is None:
+                return text
+            return text[:-1] + b',"next_state":' + self._decompress(*self._late) + b"}"
+        except UNREADABLE as error:
+            raise damaged(f"The payload of experience {self.id}") from error
 
     @property
     def uid(self) -> bytes | None:

@@ -15,6 +15,7 @@ from relive.storage import audit, sampling
 from relive.storage import feedback as feedback_rule
 from relive.storage.codec import Compressor, TraceRow
 from relive.storage.connection import fetch
+from relive.storage.damage import damage_to
 from relive.storage.protocol import Changes
 from relive.storage.reading import Reader, int64
 from relive.storage.record import COLUMNS, HAS_LATE_NEXT_STATE, HAS_NEXT_STATE, Row
@@ -323,7 +324,8 @@ def changes_since(connection: apsw.Connection, since: int) -> Changes:
         return Changes(newest, [], [], [], complete=newest == since)  # an older copy of the file may have come back
     touched: dict[int, set[int]] = defaultdict(set)
     for _, kind, first, last, listed in rows:
-        touched[kind].update(range(first, last + 1) if listed is None else np.frombuffer(listed, "<i8").tolist())
+        with damage_to("The list of changes"):
+            touched[kind].update(range(first, last + 1) if listed is None else np.frombuffer(listed, "<i8").tolist())
     removed = touched[REMOVED]
     return Changes(
         rows[-1][0],
