@@ -2,7 +2,7 @@
 
 import typer
 
-from relive.cli import care, doctor, exchange, local, look
+from relive.cli import care, doctor, exchange, local, look, privacy, serve
 
 
 def register(app: typer.Typer) -> None:
@@ -15,5 +15,9 @@ def register(app: typer.Typer) -> None:
     app.command()(care.recover)
     app.command()(care.backup)
     app.command()(care.compact)
+    app.command()(privacy.forget)
+    app.command()(privacy.audit)
     app.add_typer(local.local, name="local")
     app.command()(doctor.doctor)
+    app.command()(serve.serve)
+    app.add_typer(serve.keys, name="keys")

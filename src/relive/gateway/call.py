@@ -423,6 +423,7 @@ class Call:
         gateway, capture = self._gateway, self._capture
         transition = capture.transition(status, latency_ms=self._elapsed_ms(), prices=gateway.prices)
         self._cost = transition.cost
+        gateway.remember(capture.reader.id, self._uid)
         if status == "complete":
             gateway.conversations.ended(
                 self._whose, self._step, self._uid, self._messages, transition.action, capture.reader.id

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,9 @@ facts for the record about what it did."""
 
 MOST_BACKGROUND = 1_000
 """Tasks beside calls (rewards, late next states) at a time; beyond, new ones are left out and counted."""
+
+MOST_ANSWERS = 20_000
+"""Answers whose ids are remembered."""
 
 _log = logging.getLogger("relive.gateway")
 
@@ -99,6 +103,7 @@ class Gateway:
         snapshot: The hash of what holds now; ``None``: none is kept.
         agent: Whose calls they are if neither the client nor its key says so.
         clock: Monotonic seconds.
+        answers: The uid of each recent answer's record, by the provider's id of the answer.
     """
 
     routes: Routes
@@ -121,6 +126,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.cooldowns = Cooldowns(self.clock)
+        self.answers: OrderedDict[str, bytes] = OrderedDict()
         self.rng = random.Random()
         self._pacers: dict[str, Pacer] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -172,6 +178,13 @@ class Gateway:
                 if value is not None:
                     source = f"relive:{name}"
                     await self.recorder.feedback(Feedback(experience_id=number, source=source, key=name, reward=value))
+
+    def remember(self, response_id: str | None, uid: bytes) -> None:
+        """Remembers which record an answer's own id belongs to, for feedback that names it."""
+        if response_id is not None:
+            self.answers[response_id] = uid
+            if len(self.answers) > MOST_ANSWERS:
+                self.answers.popitem(last=False)
 
     def count(self, status: str) -> None:
         """Counts a call by how it ended."""

@@ -1,7 +1,7 @@
 """What can be asked of a store, by id or by a query; each answer is one consistent view."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from relive.storage.reading import Query, Reader
 from relive.storage.sampling import SavedIndex
 from relive.storage.stored import Stored
 from relive.storage.transaction import changes_since
+from relive.storage.usage_report import By, UsageRow, usage_rows
 
 
 class StoreReads:
@@ -187,6 +188,19 @@ class StoreReads:
         taken = np.flatnonzero(saved.ids > 0)
         order = taken[np.argsort(saved.ids[taken], kind="stable")]
         return saved.ids[order], saved.priorities[order]
+
+    def usage(
+        self,
+        *,
+        by: Sequence[By] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
+        agent: str | None = None,
+        zone: tzinfo = UTC,
+    ) -> list[UsageRow]:
+        """What recorded calls used and cost, grouped by day, model, agent or outcome; see `usage_report`."""
+        with errors_of(self.path), self._pool.reading() as connection:
+            return usage_rows(connection, by=by, since=since, until=until, agent=agent, zone=zone)
 
     def payload_bytes(self) -> int:
         """Size of payloads and tokens in the store, compressed."""

@@ -1,0 +1,1 @@
+"""`relive serve`: the gateway, the admin API and what a server needs around them."""

@@ -1,0 +1,103 @@
+"""`relive serve`: listen, say so, and stop gracefully."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from relive.errors import ReliveError
+from relive.server import logs
+from relive.server.app import App
+from relive.server.build import Parts, build, is_loopback
+from relive.server.settings import Settings
+
+_log = logging.getLogger("relive.server")
+
+
+class AddressError(ReliveError):
+    """The address cannot be listened on."""
+
+
+def serve(settings: Settings, *, on_ready: Callable[[str, Parts], None] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT; then calls under way may end, for as long as the settings allow.
+
+    Args:
+        settings: The settings.
+        on_ready: Called with the address and the parts when requests are taken.
+
+    Raises:
+        ReliveError: it cannot start; the message says why and what to do.
+    """
+    logs.set_up(settings.server.log_level, settings.server.log_format)
+    listening = listen(settings.server.host, settings.server.port)
+    try:
+        url = address(listening)
+        parts = build(settings, url=url)
+        try:
+            for note in parts.notes:
+                _log.warning(note)
+            _run(settings, parts, listening, lambda: on_ready(url, parts) if on_ready is not None else None)
+        finally:
+            parts.close()
+    finally:
+        listening.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        AddressError: the port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(2_048)
+    except OSError as error:
+        listening.close()
+        raise AddressError(
+            f"Cannot listen on {host}:{port} ({error.strerror or error}). Name another port: relive serve --port 8401"
+        ) from error
+    return listening
+
+
+def address(listening: socket.socket) -> str:
+    """The URL at which clients reach a listening socket."""
+    host, port = listening.getsockname()[:2]
+    shown = host if is_loopback(host) else socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Says when it takes requests."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+
+def _run(settings: Settings, parts: Parts, listening: socket.socket, on_ready: Callable[[], None]) -> None:
+    options: dict[str, Any] = {
+        "lifespan": "on",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "date_header": False,
+        "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": int(settings.server.stop_seconds),
+    }
+    config = uvicorn.Config(App(parts), **options)
+    server = _Server(config, on_ready)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listening]))
