@@ -125,6 +125,7 @@ def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         memory.storage.set_next_state(first, {"text": "later " * 30})
         memory.feedback(first, 1.0, demonstration={"right": "action"})
         memory.remove([3, 7, 9])
+        memory.storage.compact()  # now the index is in its chunks, and what follows in its log
         memory.update_priorities([1, 2], [0.5, 2.0])
         memory.storage.append([Transition(state=0, action=0)], uids=[b"u" * 16])
     return path
