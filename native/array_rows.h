@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,13 +28,16 @@ struct Field {
   int64_t bytes = 0;   // of the whole field
   int64_t offset = 0;  // in the row
 
-  Field(const std::string& field_name, char field_kind, int64_t size, std::vector<int64_t> field_shape)
-      : name(nb::steal<nb::str>(PyUnicode_InternFromString(field_name.c_str()))),
-        kind(field_kind),
-        item_bytes(size),
-        shape(std::move(field_shape)) {
+  Field(const nb::str& field_name, char field_kind, int64_t size, std::vector<int64_t> field_shape)
+      : name(interned(field_name)), kind(field_kind), item_bytes(size), shape(std::move(field_shape)) {
     bytes = item_bytes;
     for (int64_t length : shape) bytes *= length;
+  }
+
+  static nb::str interned(const nb::str& text) {
+    PyObject* object = nb::str(text).release().ptr();
+    PyUnicode_InternInPlace(&object);
+    return nb::steal<nb::str>(object);
   }
 };
 

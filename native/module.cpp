@@ -234,7 +234,7 @@ static void bind_rows(nb::module_& m) {
       .def(
           "__init__",
           [](ArrayRows* self, int64_t capacity,
-             const std::vector<std::tuple<std::string, std::string, int64_t, std::vector<int64_t>>>& fields,
+             const std::vector<std::tuple<nb::str, std::string, int64_t, std::vector<int64_t>>>& fields,
              nb::object convert, nb::object refuse, nb::object mapping) {
             std::vector<Field> made;
             for (const auto& [name, kind, item_bytes, shape] : fields) {
