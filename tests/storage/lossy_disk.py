@@ -85,17 +85,20 @@ class _File(apsw.VFSFile):
         self._events = events
         self._name = name.filename() if isinstance(name, apsw.URIFilename) else str(name)
 
+    # Two threads may be at it. A sync counts for what was recorded before it, and a write is recorded when it is done:
+    # so nothing counts as synced that might not be.
+
     def xWrite(self, data: bytes, offset: int) -> None:
-        self._events.append(Event("write", self._name, offset, bytes(data)))
         super().xWrite(data, offset)
+        self._events.append(Event("write", self._name, offset, bytes(data)))
 
     def xTruncate(self, newsize: int) -> None:
-        self._events.append(Event("truncate", self._name, newsize))
         super().xTruncate(newsize)
+        self._events.append(Event("truncate", self._name, newsize))
 
     def xSync(self, flags: int) -> None:
-        super().xSync(flags)
         self._events.append(Event("sync", self._name))
+        super().xSync(flags)
 
 
 def _apply(write: Event, content: bytearray) -> None:

@@ -19,8 +19,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LossyD
     """A store written to for a while, with checkpoints, evictions and feedback in between."""
     path = tmp_path_factory.mktemp("recorded") / "agent.db"
     disk = LossyDisk("lossy-power")
-    with SqliteStorage(path, durability="power", vfs=disk.name) as store:
-        store._pool.writing().pragma("wal_autocheckpoint", 40)
+    with pytest.MonkeyPatch.context() as patch, SqliteStorage(path, durability="power", vfs=disk.name) as store:
+        patch.setattr("relive.storage.checkpoint.CHECKPOINT_PAGES", 40)
         for number in range(120):
             batch = [Transition(state=os.urandom(300).hex(), action=number) for _ in range(1 + number % 3)]
             ids = store.append(batch, evict=[number - 40] if number > 40 and number % 5 == 0 else ())
@@ -28,6 +28,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LossyD
             if number % 4 == 0:
                 store.feedback(Feedback(experience_id=ids[0], reward=float(number)))
                 disk.note(("rewarded", number, ids))
+    checkpoints = sum(event.kind == "sync" and event.file == str(path) for event in disk.events)
+    assert checkpoints > 5
     yield disk, path
     disk.unregister()
 

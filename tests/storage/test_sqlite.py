@@ -21,6 +21,7 @@ from relive.storage import (
     SqliteStorage,
     StorageFullError,
     StoragePathError,
+    checkpoint,
     connection,
     dictionaries,
     sampling,
@@ -43,7 +44,7 @@ class TestContractUnderPower(StorageContract):
 
 def settings(opened: SqliteStorage) -> dict[str, object]:
     writing = opened._pool.writing()
-    names = ("journal_mode", "synchronous", "page_size", "wal_autocheckpoint", "temp_store", "trusted_schema")
+    names = ("journal_mode", "synchronous", "page_size", "temp_store", "trusted_schema")
     return {name: writing.pragma(name) for name in names}
 
 
@@ -54,8 +55,7 @@ def files_of(path: Path) -> set[str]:
 def test_the_settings_are_those_that_were_decided(path: Path) -> None:
     with SqliteStorage(path) as store:
         decided = {
-            "journal_mode": "wal", "synchronous": 1, "page_size": 8192, "wal_autocheckpoint": 8000, "temp_store": 2,
-            "trusted_schema": 0,
+            "journal_mode": "wal", "synchronous": 1, "page_size": 8192, "temp_store": 2, "trusted_schema": 0
         }  # fmt: skip
         assert settings(store) == decided
     with SqliteStorage(path, durability="power") as store:
@@ -310,6 +310,7 @@ def test_a_dictionarys_number_is_never_given_twice(store: SqliteStorage) -> None
 def test_the_saved_index_equals_what_was_saved_through_log_and_chunks(store: SqliteStorage) -> None:
     rng = np.random.default_rng(0)
     slots = 20_000
+    store._pool.writing().execute("UPDATE total SET next_id = ?", (slots,))
     ids, priorities = np.zeros(slots, np.int64), np.zeros(slots, np.float32)
     for round_ in range(600):
         where = rng.integers(0, slots, 40).astype(np.int32)
@@ -345,6 +346,19 @@ def test_the_log_of_changes_is_bounded(store: SqliteStorage, monkeypatch: pytest
     assert store._pool.writing().execute("SELECT count(*) FROM change").get < 1200
     assert not store.changes(1).complete
     assert store.changes(2999).complete
+
+
+def test_the_log_is_moved_into_the_file_beside_the_writes_and_starts_again(
+    path: Path, store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkpoint.CHECKPOINT_PAGES == 8000
+    monkeypatch.setattr(checkpoint, "CHECKPOINT_PAGES", 30)
+    monkeypatch.setattr(checkpoint, "INLINE_PAGES", 120)
+    for number in range(300):
+        store.append([Transition(state=os.urandom(4000).hex(), action=number)])
+    assert store.stats().wal_bytes < 200 * 8192  # 300 such transactions write more than 2,000 pages
+    store._checkpointer.close()
+    assert path.stat().st_size > 300 * 4000
 
 
 def test_a_large_write_ahead_log_raises_an_alarm(store: SqliteStorage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from relive.buffer._core import Index
 from relive.buffer.rows import NO_IDS
+from relive.storage.damage import damage_to
 from relive.storage.errors import NewerStoreError
 from relive.storage.sampling import SavedIndex
 
@@ -25,6 +26,7 @@ class BufferState(msgspec.Struct, kw_only=True):
         capacity: Slots of the index.
         ring: Whether the index is a ring (see `relive.storage.rows`).
         free_rank: Rank of the slot freed last.
+        free_bottom: The free slot without a rank that is taken last.
         next_id: No experience below has yet to come.
         random: Words of the random stream.
         followed: The change number up to which the index knows what happened.
@@ -37,6 +39,7 @@ class BufferState(msgspec.Struct, kw_only=True):
     capacity: int
     ring: bool
     free_rank: int
+    free_bottom: int
     next_id: int
     random: list[int]
     followed: int
@@ -54,10 +57,15 @@ def from_bytes(text: bytes) -> BufferState | None:
 
     Raises:
         NewerStoreError: a newer Relive wrote it.
+        DamagedStoreError: it is not what was saved.
     """
     if not text:
         return None
-    data = msgspec.json.decode(text)
+    with damage_to("The state of the sampler"):
+        return _from_json(msgspec.json.decode(text))
+
+
+def _from_json(data: Any) -> BufferState:
     if data["version"] != STATE_VERSION:
         raise NewerStoreError(
             f"The sampling index was saved in version {data['version']}, this Relive knows {STATE_VERSION}; "
@@ -75,10 +83,11 @@ def restore_index(index: Index, saved: SavedIndex, state: BufferState) -> bool:
         return False
     free = NO_IDS
     if not state.ring:
-        freed = np.flatnonzero(saved.ids[: index.capacity] <= 0)
-        free = freed[np.argsort(-saved.ids[freed], kind="stable")]
-        if len(free) + len(ids) != index.capacity:
-            return False
+        slots = np.zeros(index.capacity, np.int64)
+        slots[: len(saved.ids)] = saved.ids[: index.capacity]
+        ranked, unranked = np.flatnonzero(slots < 0), np.flatnonzero(slots == 0)
+        unranked = unranked[np.argsort((state.free_bottom - unranked) % index.capacity)]
+        free = np.concatenate([unranked, ranked[np.argsort(-slots[ranked])]])
     elif len(ids) and not (ids[-1] - ids[0] + 1 == len(ids) and np.array_equal(order, ids % index.capacity)):
         return False
     index.restore(ids, order, priorities, free, state.ring)

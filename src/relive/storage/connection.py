@@ -134,7 +134,7 @@ def connect(
             name, flags = f"{path.absolute().as_uri()}?immutable=1", flags | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(name, flags=flags, vfs=vfs)
     try:
-        connection.set_busy_timeout(round(busy_timeout * 1000))
+        connection.set_busy_handler(Patience(busy_timeout))
         _set(connection, "temp_store", "memory", 2)
         _set(connection, "cache_size", -65536 if writer else -16384)
         _set(connection, "trusted_schema", 0)
@@ -143,7 +143,6 @@ def connect(
         else:
             _set_wal(connection, busy_timeout)
             _set(connection, "synchronous", _SYNCHRONOUS[durability])
-            _set(connection, "wal_autocheckpoint", CHECKPOINT_PAGES)
             _set(connection, "journal_size_limit", WAL_LIMIT)
         half_of_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         if path.stat().st_size < half_of_memory:
@@ -218,6 +217,24 @@ def file_system(folder: Path) -> str:
         if inside and len(point) >= best:  # of two mounts on one point the later hides the earlier
             best, kind = len(point), after.split(" ")[0]
     return kind
+
+
+class Patience:
+    """Waits for a lock that another connection holds, in short naps: SQLite's own are up to a tenth of a second."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = 0.0
+
+    def __call__(self, times: int) -> bool:
+        """Whether to try once more, for the `times`-th time after the first failed."""
+        now = time.monotonic()
+        if times == 0:
+            self._began = now
+        if now - self._began >= self._seconds:
+            return False
+        time.sleep(min(0.0001 * (times + 1), 0.002))
+        return True
 
 
 def _check_header(path: Path, size: int) -> None:

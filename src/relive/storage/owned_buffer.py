@@ -81,7 +81,7 @@ class OwnedBuffer(ReplayBuffer):
             self._durable.note_added()
             self._enforce_limits(transaction)
             if was_ring and not self._index.is_ring:
-                self._durable.note_free_stack(self._index.free_slots())
+                self._durable.note_ring_end(self._index.free_slots(), self._capacity)
             if follow:
                 self._followed = transaction.number
             self._durable.save(self._state().to_bytes())
@@ -146,6 +146,7 @@ class OwnedBuffer(ReplayBuffer):
             capacity=self._capacity,
             ring=self._index.is_ring,
             free_rank=self._durable.free_rank,
+            free_bottom=self._durable.free_bottom,
             next_id=self._index.next_id,
             random=[int(word) for word in self._index.random_state],
             followed=self._followed,
@@ -192,7 +193,9 @@ class OwnedBuffer(ReplayBuffer):
         self._sampled = state.counters["sampled"]
         self._stale_updates = state.counters["stale_updates"]
         self._followed = self._kept_number = state.followed
+        self._durable.ring = state.ring
         self._durable.free_rank = state.free_rank
+        self._durable.free_bottom = state.free_bottom
 
     def _lay_out_anew(self, transaction: Transaction, saved: SavedIndex) -> None:
         """Fills the empty index in the order of ids, for another capacity; the oldest leave if there are too many."""
@@ -202,7 +205,7 @@ class OwnedBuffer(ReplayBuffer):
         transaction.evict(saved.ids[order[:surplus]].tolist())
         ids, priorities = saved.ids[order[surplus:]], saved.priorities[order[surplus:]].astype(np.float64)
         transaction.clear_index()
-        self._durable.free_rank = 0
+        self._durable.ring, self._durable.free_rank = True, 0
         self._index.replace(NO_IDS, ids, priorities)
         self._durable.note_taken(ids, priorities)
 

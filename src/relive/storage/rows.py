@@ -2,8 +2,11 @@
 
 Everything the buffer does to its rows happens inside one write transaction of the store, begun and ended by
 `relive.memory`. What changed in the index (which id is in which slot, with which priority) is noted on the way and
-saved in the same transaction. A free slot is saved as 0, or, once the index is no ring, as -(rank): free slots are
-taken again in the order of falling rank.
+saved in the same transaction.
+
+A free slot is saved as 0, or, if it was freed when the index was no ring any more, as -(rank). Those with a rank are
+taken again first, in the order of falling rank, then the others, as the ring would have taken them: the one before
+`free_bottom`, going round, is the last.
 """
 
 # ruff: noqa: ARG002  (the protocol passes more than rows with ids of their own need)
@@ -77,7 +80,9 @@ class DurableRows:
         self._added: list[tuple[Ids, Floats]] = []
         self._touched = False
         self._news: Changes | None = None
-        self.free_rank = 0  # of the slot freed last; 0: the index is a ring
+        self.ring = True
+        self.free_rank = 0  # of the slot freed last
+        self.free_bottom = 0
 
     def begin(self, transaction: Transaction, encoded: Sequence[Row] = (), news: Changes | None = None) -> None:
         """Opens the rows for writing; `encoded` are the rows of what will be appended, `news` what others did."""
@@ -136,11 +141,17 @@ class DurableRows:
         slots = self._find(ids)
         self._note_freed(slots[slots >= 0])
 
-    def note_free_stack(self, slots: Ids) -> None:
-        """Notes all free slots, the one taken next last, when the index has just ceased to be a ring."""
-        self.free_rank = len(slots)
-        ranks = -np.arange(1, len(slots) + 1, dtype=np.int64)
-        self._note(IndexChange(slots.astype(np.int32), np.zeros(len(slots), np.float32), ranks))
+    def note_ring_end(self, free: Ids, capacity: int) -> None:
+        """Notes what is free, the one taken next last, when the index has just ceased to be a ring."""
+        self.ring = False
+        if not len(free):
+            return
+        steps = (free[:-1] - free[1:]) % capacity != 1
+        ring_part = int(np.argmax(steps)) + 1 if steps.any() else len(free)  # the rest was freed since
+        self.free_bottom = int(free[0])
+        self.free_rank = len(free) - ring_part
+        ranks = -np.arange(1, self.free_rank + 1, dtype=np.int64)
+        self._note(IndexChange(free[ring_part:].astype(np.int32), np.zeros(self.free_rank, np.float32), ranks))
 
     def get(self, ids: Ids, slots: Ids) -> Experiences:
         """The experiences with these ids.
@@ -201,7 +212,7 @@ class DurableRows:
         if not len(slots):
             return
         ids = np.zeros(len(slots), np.int64)
-        if self.free_rank:  # the first of them is the first to be taken again
+        if not self.ring:  # the first of them is the first to be taken again
             ids = -(self.free_rank + np.arange(len(slots), 0, -1, dtype=np.int64))
             self.free_rank += len(slots)
         self._note(IndexChange(slots.astype(np.int32), np.zeros(len(slots), np.float32), ids))

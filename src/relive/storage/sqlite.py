@@ -19,6 +19,7 @@ from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Transition
 from relive.storage import dictionaries, record, sampling, schema
 from relive.storage import feedback as feedback_rule
+from relive.storage.checkpoint import Checkpointer
 from relive.storage.codec import Compressor, clean_text, encode_json
 from relive.storage.connection import BUSY_TIMEOUT, Durability, check_path, connect, errors_of, immediate, prepare
 from relive.storage.dictionaries import Trainer
@@ -72,7 +73,7 @@ class SqliteStorage(StoreReads, Forkable):
         self.path = self.path.resolve()
 
         def open_connection(writer: bool) -> apsw.Connection:
-            return connect(
+            connection = connect(
                 self.path,
                 durability=durability,
                 readonly=readonly,
@@ -80,6 +81,9 @@ class SqliteStorage(StoreReads, Forkable):
                 busy_timeout=busy_timeout,
                 vfs=vfs,
             )
+            if writer:
+                self._checkpointer.watch(connection)
+            return connection
 
         with errors_of(self.path):
             connection = open_connection(False)
@@ -92,6 +96,8 @@ class SqliteStorage(StoreReads, Forkable):
         self._compress = Compressor()
         self._dictionary: int | None = None
         self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
+        self._busy_timeout = busy_timeout
+        self._checkpointer = Checkpointer(self._pool.reading, busy_timeout)
         self._claim = Claim(self.path)
         self._origin = secrets.randbits(62)
         self._writer = Writer(self._begin, self._pool.writing, self.path)
@@ -356,6 +362,7 @@ class SqliteStorage(StoreReads, Forkable):
             return
         self._closed = True
         self._writer.close()
+        self._checkpointer.close()
         with errors_of(self.path):
             self._pool.close()
         self._claim.release()
@@ -386,6 +393,7 @@ class SqliteStorage(StoreReads, Forkable):
         self._pool.child()
         self._writer = Writer(self._begin, self._pool.writing, self.path)
         self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
+        self._checkpointer = Checkpointer(self._pool.reading, self._busy_timeout)
         self._claim.forget()
         self._origin = secrets.randbits(62)
         if self._closed:
