@@ -349,3 +349,41 @@ def test_a_custom_selector_is_told_all_that_is_stored_on_opening(path: Path) -> 
     with relive.open(path, sampler=again) as memory:
         assert again.states == {n: n - 1 for n in [5, *range(7, 16)]}
         assert memory.sample(1).experiences[0].state == 14
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_sequence_of_calls_goes_on_where_it_was(path: Path, tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    twin = relive.open(tmp_path / "twin.db", capacity=16, remover=LastIn() if seed % 2 else None)
+    for _ in range(25):
+        with relive.open(path, capacity=16, remover=LastIn() if seed % 2 else None) as memory:
+            for _ in range(3):
+                count, kind = int(rng.integers(1, 20)), rng.random()
+                some = rng.integers(1, memory._index.next_id + 2, 3)
+                values = rng.random(20).astype(np.float64)
+                for one in (memory, twin):
+                    if kind < 0.5:
+                        one.add_batch(transitions(count), priorities=values[:count] if kind < 0.3 else None)
+                    elif kind < 0.7:
+                        one.remove(some)
+                    elif kind < 0.85:
+                        one.update_priorities(some, values[:3])
+                    elif kind < 0.95:
+                        one.sample(4)
+                    else:
+                        one.storage.delete(some.tolist())
+            memory.follow()
+            twin.follow()
+            assert memory._index.free_slots().tolist() == twin._index.free_slots().tolist()
+            assert [memory.sample(4).ids.tolist() for _ in range(8)] == [twin.sample(4).ids.tolist() for _ in range(8)]
+    twin.close()
+
+
+def test_taking_one_out_of_a_large_memory_does_not_fill_the_disk(path: Path) -> None:
+    with relive.open(path, capacity=1_000_000) as memory:
+        memory.add_batch(transitions(10))
+        memory.remove([5])
+    assert path.stat().st_size < 1 << 20
+    with relive.open(path) as memory:
+        assert memory.add_batch(transitions(3)).tolist() == [11, 12, 13]
+        assert sorted(memory.sample(12).ids.tolist()) == [1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13]
