@@ -1,5 +1,5 @@
-// Experiences of one fixed shape, kept as an array of structs: a row's fields lie together, so that a random row costs the
-// cache misses of one place, however many fields it has.
+// Experiences of one fixed shape, kept as an array of structs: a row's fields lie together, so that a random row costs
+// the cache misses of one place, however many fields it has.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,8 @@ struct Field {
   }
 };
 
-// A Python object's buffer, given back at the end of the scope. Not held when the object offers none that is contiguous.
+// A Python object's buffer, given back at the end of the scope. Not held when the object offers none that is
+// contiguous.
 class Buffer {
  public:
   explicit Buffer(PyObject* object) {

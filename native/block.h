@@ -1,4 +1,5 @@
-// The memory of one draw: ids, slots, probabilities and weights, then the fields of array rows, one array after the other.
+// The memory of one draw: ids, slots, probabilities and weights, then the fields of array rows, one array after the
+// other.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace relive {
 
-// Python sees it through the buffer protocol as bytes, and makes arrays of its parts only when somebody looks: making an
-// array for each part would take longer than a small draw.
+// Python sees it through the buffer protocol as bytes, and makes arrays of its parts only when somebody looks: making
+// an array for each part would take longer than a small draw.
 class Block {
  public:
   static constexpr int64_t kHeadBytes = 4 * 8;  // of one item: id, slot, probability, weight

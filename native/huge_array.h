@@ -11,9 +11,9 @@
 
 namespace relive {
 
-// An array of `count` zeroed elements of a plain type. Memory is taken from the system only when it is first written, so
-// a large capacity costs nothing until it is used. Random access to an array of many megabytes is bound by misses of the
-// page table cache; pages of 2 MiB (asked for, never required) remove most of them.
+// An array of `count` zeroed elements of a plain type. Memory is taken from the system only when it is first written,
+// so a large capacity costs nothing until it is used. Random access to an array of many megabytes is bound by misses of
+// the page table cache; pages of 2 MiB (asked for, never required) remove most of them.
 template <class T>
 class HugeArray {
  public:

@@ -61,7 +61,8 @@ class Index {
   // ---- Priorities. A raw priority p becomes the leaf p^alpha; both are kept to float32's 24 bits. 0 stays 0, and no
   // positive priority becomes 0.
 
-  // The position of the first priority that is NaN, infinite, negative, or too large to be a float32 or a leaf; -1: none.
+  // The position of the first priority that is NaN, infinite, negative, or too large to be a float32 or a leaf; -1:
+  // none.
   int64_t first_bad(const double* priorities, int64_t count) {
     to_leaves(priorities, count);
     for (int64_t i = 0; i < count; ++i) {
@@ -152,8 +153,8 @@ class Index {
 
   const int64_t* new_slots() const { return work_.data(); }
 
-  // Takes `victims` out (each stored, none twice), then puts `ids` in (increasing, from next_id() on, no more than there
-  // is room for). `priorities` null: each gets the largest live one. Priorities must not be bad.
+  // Takes `victims` out (each stored, none twice), then puts `ids` in (increasing, from next_id() on, no more than
+  // there is room for). `priorities` null: each gets the largest live one. Priorities must not be bad.
   void replace(const int64_t* victims, int64_t victim_count, const int64_t* ids, int64_t count,
                const double* priorities) {
     if (victim_count > 0) evict(victims, victim_count);
@@ -288,8 +289,9 @@ class Index {
     tree_.locate(masses, count, slots);
   }
 
-  // Draws of which repeated ones are dropped are successive draws without replacement. Each round takes what it drew out
-  // of the tree, so that the next draws from the rest and every round brings at least one; at the end the leaves return.
+  // Draws of which repeated ones are dropped are successive draws without replacement. Each round takes what it drew
+  // out of the tree, so that the next draws from the rest and every round brings at least one; at the end the leaves
+  // return.
   void draw_distinct(int64_t count, const Draw& out) {
     std::vector<float> leaves(static_cast<size_t>(count));
     int64_t drawn = 0;

@@ -1,5 +1,5 @@
-// Compiles kernels.inc twice. The AVX2 copy is made under a target of its own instead of a compiler flag for the file, so
-// that no function outside it can carry an instruction that other processors lack.
+// Compiles kernels.inc twice. The AVX2 copy is made under a target of its own instead of a compiler flag for the file,
+// so that no function outside it can carry an instruction that other processors lack.
 #include "kernels.h"
 
 #include <cstdlib>
@@ -18,8 +18,10 @@ INLINE unsigned first_or_last(unsigned above, unsigned positive) {
 }
 
 namespace portable {
+// clang-format off: the kernels use the lanes
 #include "lanes_portable.inc"
 #include "kernels.inc"
+// clang-format on
 }  // namespace portable
 
 static const Kernels kPortable{"portable", portable::locate, portable::refresh, portable::total, portable::power};
@@ -35,8 +37,10 @@ static const Kernels kPortable{"portable", portable::locate, portable::refresh, 
 #endif
 namespace relive {
 namespace avx2 {
+// clang-format off: the kernels use the lanes
 #include "lanes_avx2.inc"
 #include "kernels.inc"
+// clang-format on
 }  // namespace avx2
 }  // namespace relive
 #if defined(__clang__)

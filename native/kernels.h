@@ -1,14 +1,14 @@
 // The few loops that decide the speed, compiled once for AVX2 and once for any processor, chosen when the module loads.
 //
-// Both versions add in the same order and never contract a multiplication and an addition, so that a seed gives the same
-// draws on every machine.
+// Both versions add in the same order and never contract a multiplication and an addition, so that a seed gives the
+// same draws on every machine.
 #pragma once
 
 #include <cstdint>
 
 namespace relive {
 
-constexpr int kShift = 4;                      // a node has 16 children:
+constexpr int kShift = 4;                         // a node has 16 children:
 constexpr int64_t kWidth = int64_t{1} << kShift;  // one cache line of leaves, two of sums
 
 // The arrays of a `SumTree`. sums[0] holds one sum for each group of 16 leaves, sums[l + 1] one for each group of 16
@@ -24,8 +24,9 @@ struct TreeView {
 struct Kernels {
   const char* name;
 
-  // For each mass in [0, total]: the slot whose share of the cumulative sum holds it. Never a slot whose leaf is 0, unless
-  // all are. `masses` is overwritten. O(log16 capacity) each; draws descend together, so that their cache misses overlap.
+  // For each mass in [0, total]: the slot whose share of the cumulative sum holds it. Never a slot whose leaf is 0,
+  // unless all are. `masses` is overwritten. O(log16 capacity) each; draws descend together, so that their cache misses
+  // overlap.
   void (*locate)(const TreeView& tree, double* masses, int64_t count, int64_t* slots);
 
   // Recomputes the sums above the given slots from their children, level by level.

@@ -92,7 +92,8 @@ static void bind_index(nb::module_& m) {
           [](Index& index, const In<int64_t>& victims) {
             return index.default_priority(victims.data(), length(victims));
           },
-          "victims"_a, "What a new item gets once the victims have left: the largest live priority, 1 when there is none.")
+          "victims"_a,
+          "What a new item gets once the victims have left: the largest live priority, 1 when there is none.")
       .def(
           "first_bad",
           [](Index& index, const In<double>& priorities) {
@@ -133,16 +134,16 @@ static void bind_index(nb::module_& m) {
             return to_numpy(std::move(ids));
           },
           "shares"_a, "The ids that hold the given shares, each in [0, 1], of the cumulative leaves.")
-      .def("slot", [](const Index& index, int64_t id) { return index.slots().find(id); }, "id_"_a)
+      .def(
+          "slot", [](const Index& index, int64_t id) { return index.slots().find(id); }, "id_"_a)
       .def(
           "find", [](const Index& index, const In<int64_t>& ids) { return to_numpy(find(index, ids)); }, "ids"_a,
           "The slot of each id, -1 where it is not stored.")
-      .def("ids", [](const Index& index) { return to_numpy(index.slots().ids()); }, "All stored ids, increasing.")
+      .def(
+          "ids", [](const Index& index) { return to_numpy(index.slots().ids()); }, "All stored ids, increasing.")
       .def(
           "oldest",
-          [](Index& index, int64_t count) {
-            return to_numpy(index.slots().oldest(std::min(count, index.size())));
-          },
+          [](Index& index, int64_t count) { return to_numpy(index.slots().oldest(std::min(count, index.size()))); },
           "count"_a)
       .def(
           "leaves",
@@ -184,8 +185,8 @@ static void bind_index(nb::module_& m) {
           [](Index& index, const In<int64_t>& ids, const In<int64_t>& slots, const In<float>& leaves,
              const In<int64_t>& free, bool ring) {
             const bool lengths_agree = length(slots) == length(ids) && length(leaves) == length(ids);
-            if (!lengths_agree || !index.restore(ids.data(), slots.data(), leaves.data(), length(ids), free.data(),
-                                                 length(free), ring)) {
+            if (!lengths_agree ||
+                !index.restore(ids.data(), slots.data(), leaves.data(), length(ids), free.data(), length(free), ring)) {
               throw nb::value_error("contradictory state");
             }
           },
@@ -266,7 +267,8 @@ static void bind_rows(nb::module_& m) {
             return columns.rows();
           },
           "index"_a, "values"_a,
-          "Adds columns in place of the oldest rows, with the default priority, and returns how many rows they have; -1 "
+          "Adds columns in place of the oldest rows, with the default priority, and returns how many rows they have; "
+          "-1 "
           "when those are more than the capacity, and nothing was done.")
       .def(
           "put",

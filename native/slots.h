@@ -10,9 +10,9 @@
 
 namespace relive {
 
-// Ids are given in increasing order and never again. While they are contiguous and leave in the order in which they came
-// (first in, first out), id i lives in slot i modulo the capacity, and nothing is stored for an item. The first id that
-// skips a number or leaves out of order turns the ring into tables, about 60 bytes an item, for good.
+// Ids are given in increasing order and never again. While they are contiguous and leave in the order in which they
+// came (first in, first out), id i lives in slot i modulo the capacity, and nothing is stored for an item. The first id
+// that skips a number or leaves out of order turns the ring into tables, about 60 bytes an item, for good.
 class Slots {
  public:
   explicit Slots(int64_t capacity) : capacity_(capacity) {}
@@ -145,7 +145,8 @@ class Slots {
   }
 
   // Restores empty tables from a checkpoint: ids increasing, each with its slot, and the free slots in their order.
-  void restore_tables(const int64_t* ids, const int64_t* slots, int64_t count, const int64_t* free, int64_t free_count) {
+  void restore_tables(const int64_t* ids, const int64_t* slots, int64_t count, const int64_t* free,
+                      int64_t free_count) {
     ring_ = false;
     id_of_.assign(static_cast<size_t>(capacity_), -1);
     free_.assign(free, free + free_count);
@@ -197,9 +198,9 @@ class Slots {
   int64_t first_slot_ = 0;  // its slot: first_ modulo the capacity
 
   // Once no longer a ring:
-  std::vector<int64_t> id_of_;   // by slot; -1: free
-  std::vector<int64_t> free_;    // a stack
-  std::deque<int64_t> order_;    // by insertion; may hold ids that have left
+  std::vector<int64_t> id_of_;  // by slot; -1: free
+  std::vector<int64_t> free_;   // a stack
+  std::deque<int64_t> order_;   // by insertion; may hold ids that have left
   IdMap slot_of_;
 };
 

@@ -11,9 +11,9 @@
 
 namespace relive {
 
-// Numerical limits: leaves are finite and at most FLT_MAX, sums are float64, so no total is infinite. A parent is always
-// recomputed from its children, never changed by a difference, so that no error piles up: the tree is a function of its
-// leaves alone, whatever was written before. 4.6 bytes an item.
+// Numerical limits: leaves are finite and at most FLT_MAX, sums are float64, so no total is infinite. A parent is
+// always recomputed from its children, never changed by a difference, so that no error piles up: the tree is a function
+// of its leaves alone, whatever was written before. 4.6 bytes an item.
 class SumTree {
  public:
   explicit SumTree(int64_t capacity)

@@ -233,3 +233,24 @@ def test_the_random_stream_is_xoshiro256_plus_plus_seeded_by_splitmix64():
         s[2] ^= t
         s[3] = rotate(s[3], 45)
     assert index.random(5).tolist() == [value * 2.0**-53 for value in expected]
+
+
+def test_ten_million_draws_find_no_explicit_zero_among_nine_tenths():
+    rng = np.random.default_rng(6)
+    size = 2**20
+    priorities = rng.uniform(0.1, 2, size) * (rng.uniform(size=size) < 0.1)
+    index = filled(priorities)
+    for _ in range(153):
+        assert (priorities[draw(index, 65_536, stratified=False)[0]] > 0).all()
+
+
+def test_ten_million_updates_leave_the_total_exact():
+    """The benchmark does the same with 10^8."""
+    rng = np.random.default_rng(7)
+    index = filled(np.ones(2**16))
+    ids = rng.integers(0, 2**16, 2**18)
+    priorities = np.exp(rng.uniform(-6, 6, 2**18))
+    for _ in range(38):
+        for start in range(0, 2**18, 4096):
+            index.update(ids[start : start + 4096], priorities[start : start + 4096])
+    assert index.total == pytest.approx(exact_sum(index), rel=1e-9)
