@@ -359,3 +359,18 @@ def test_samplers_work_on_rows_of_arrays():
     agents = np.repeat([0, 1], [90, 10])
     buffer.add_batch({"agent": agents, "obs": rng.normal(size=(100, 4)), "rew": np.zeros(100)})
     assert np.bincount(buffer.sample(10)["agent"]).tolist() == [5, 5]
+
+
+def test_beta_follows_a_schedule_across_save_and_load():
+    def make():
+        return filled(relive.Prioritized(1.0, beta=lambda draws: min(1.0, 0.5 + 0.25 * draws)), ["a", "b"], [1.0, 4.0])
+
+    buffer = make()
+    smallest = [buffer.sample(3).weights.min() for _ in range(2)]
+    twin = make()
+    twin.load_state_dict(buffer.state_dict())
+    smallest += [twin.sample(3).weights.min() for _ in range(2)]
+    # Weights of priority 4 beside 1: (1/4)^beta with beta 0.5, 0.75, 1, 1.
+    assert smallest == pytest.approx([0.25**0.5, 0.25**0.75, 0.25, 0.25])
+    with pytest.raises(BufferSettingError, match="beta is 2"):
+        relive.Prioritized(beta=lambda draws: 2.0)

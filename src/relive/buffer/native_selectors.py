@@ -1,6 +1,7 @@
 """The selectors that the native index serves directly: `Prioritized`, `Uniform` and `Fifo`."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -25,8 +26,10 @@ class Prioritized(Selector):
 
     Args:
         alpha: How far priorities count, at least 0; 0 makes draws uniform (over all with a positive priority).
-        beta: Exponent of the importance weights in the first draw, 0 to 1; 1 corrects the bias fully.
-        beta_increment: What each draw adds to beta, up to 1 (0.001 as in most implementations; 0 keeps it fixed).
+        beta: Exponent of the importance weights in the first draw, 0 to 1; 1 corrects the bias fully. Or a schedule: a
+            function that gives it from the number of draws so far.
+        beta_increment: What each draw adds to beta, up to 1 (0.001 as in most implementations; 0 keeps it fixed). With
+            a schedule it does not count.
         epsilon: Added to the absolute TD error, so that no experience is lost for good.
         weights: What the largest weight is taken over: the ``"batch"`` (default: the largest in every batch is 1) or
             the whole ``"buffer"`` (the same scale in every batch, and small while one stored priority is very small).
@@ -43,7 +46,7 @@ class Prioritized(Selector):
     def __init__(
         self,
         alpha: float = 0.6,
-        beta: float = 0.4,
+        beta: float | Callable[[int], float] = 0.4,
         beta_increment: float = 0.001,
         *,
         epsilon: float = 1e-6,
@@ -52,13 +55,15 @@ class Prioritized(Selector):
         replacement: bool = True,
     ) -> None:
         _check("alpha", alpha, 0.0, math.inf)
-        _check("beta", beta, 0.0, 1.0)
+        self._schedule = beta if callable(beta) else None
+        self._draws = 0
+        self.beta = self._scheduled() if callable(beta) else float(beta)
+        _check("beta", self.beta, 0.0, 1.0)
         _check("beta_increment", beta_increment, 0.0, 1.0)
         _check("epsilon", epsilon, 0.0, math.inf)
         if weights not in ("batch", "buffer"):
             raise BufferSettingError(f"weights is {weights!r}; it must be 'batch' or 'buffer'.")
         self.alpha = float(alpha)
-        self.beta = float(beta)
         self.beta_increment = float(beta_increment)
         self.epsilon = float(epsilon)
         self.weights = weights
@@ -72,7 +77,11 @@ class Prioritized(Selector):
     def draw(self, index: Index, count: int, rows: ArrayRows | None) -> Block:
         """Draws from an index, the fields of native rows with it, and moves beta on. O(count log N)."""
         beta = self.beta
-        self.beta = min(1.0, beta + self.beta_increment)
+        if self._schedule is None:
+            self.beta = min(1.0, beta + self.beta_increment)
+        else:
+            self._draws += 1
+            self.beta = self._scheduled()
         return index.draw(count, self._drawing, beta, self._over_buffer, rows)
 
     def select(self, count: int) -> Selection:
@@ -80,12 +89,18 @@ class Prioritized(Selector):
         return _selection(self.draw(self.view.index, count, None))
 
     def state_dict(self) -> dict[str, Any]:
-        """The present beta."""
-        return {"beta": self.beta}
+        """The present beta, and how many draws a schedule has counted."""
+        return {"beta": self.beta, "draws": self._draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes beta back."""
+        """Takes beta back; a schedule goes on from the same number of draws."""
         self.beta = float(state["beta"])
+        self._draws = int(state["draws"])
+
+    def _scheduled(self) -> float:
+        beta = self.beta if self._schedule is None else float(self._schedule(self._draws))
+        _check("beta", beta, 0.0, 1.0)
+        return beta
 
 
 class Uniform(Selector):
