@@ -111,7 +111,7 @@ def test_an_old_record_is_as_old_as_it_says_when_it_comes():
     assert [t.state for t in buffer.sample(3).experiences] == ["new"]
 
 
-def test_ages_go_on_across_save_and_load():
+def test_ages_go_on_across_save_and_load(tmp_path):
     clock = Clock()
     buffer = relive.ReplayBuffer(100, max_age=10.0, clock=clock)
     buffer.add("a")
@@ -120,7 +120,8 @@ def test_ages_go_on_across_save_and_load():
     later = Clock()
     later.now = 5000.0
     twin = relive.ReplayBuffer(100, max_age=10.0, clock=later)
-    twin.load_state_dict(buffer.state_dict())
+    buffer.save(tmp_path / "buffer")
+    twin.load(tmp_path / "buffer")
     later.now += 5
     assert stored(twin) == ["b"]
 

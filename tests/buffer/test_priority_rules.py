@@ -234,7 +234,7 @@ def test_article_001_with_its_rarity_made_real():
     assert shown(buffer, ids) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_rule_goes_on_across_save_and_load():
+def test_a_rule_goes_on_across_save_and_load(tmp_path):
     def make(clock):
         rule = TdError(epsilon=0.0) * Recency(50.0, clock=clock) * Rarity() * Learnability()
         return buffer_with(rule, seed=4), clock
@@ -254,7 +254,8 @@ def test_a_rule_goes_on_across_save_and_load():
     by_hand = buffer.sample(3).ids
     buffer.update_priorities(by_hand, [1.0, 2.0, 3.0])
     twin, later = make(Clock())
-    twin.load_state_dict(buffer.state_dict())
+    buffer.save(tmp_path / "buffer")
+    twin.load(tmp_path / "buffer")
     for _ in range(20):
         clock.now += 3
         later.now += 3

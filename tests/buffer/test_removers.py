@@ -92,10 +92,11 @@ def test_a_task_that_was_removed_by_hand_makes_room():
 
 
 @pytest.mark.parametrize("remover", [Reservoir, lambda: TaskBalanced(lambda pair: pair[0])])
-def test_a_saved_state_goes_on_with_the_same_choices(remover):
+def test_a_saved_state_goes_on_with_the_same_choices(remover, tmp_path):
     buffer = streamed(remover(), 1)
     twin = relive.ReplayBuffer(100, sampler=relive.Uniform(), remover=remover(), seed=2)
-    twin.load_state_dict(buffer.state_dict())
+    buffer.save(tmp_path / "buffer")
+    twin.load(tmp_path / "buffer")
     for start in range(0, 500, 9):
         for each in (buffer, twin):
             each.add_batch([("D", n) for n in range(start, start + 9)])

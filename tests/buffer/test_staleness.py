@@ -85,7 +85,7 @@ def test_training_asserts_the_bounds_again():
         check_staleness([relive.Transition(state=0, action=0)], 8, max_staleness=4)
 
 
-def test_bounds_go_on_across_save_and_load():
+def test_bounds_go_on_across_save_and_load(tmp_path):
     def make():
         return relive.ReplayBuffer(50, sampler=relive.Uniform(), max_staleness=1, max_replay_age=3)
 
@@ -94,7 +94,8 @@ def test_bounds_go_on_across_save_and_load():
     buffer.policy_version = 1
     drawn = buffer.sample(2).ids
     twin = make()
-    twin.load_state_dict(buffer.state_dict())
+    buffer.save(tmp_path / "buffer")
+    twin.load(tmp_path / "buffer")
     assert twin.policy_version == 1
     for each in (buffer, twin):
         each.policy_version = 3
