@@ -12,6 +12,7 @@ appended, rewarded or removed before each draw and each write of its own. Invari
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,10 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer import Batch, BufferStateError, BufferStats, ReplayBuffer, Selector
+from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import Ids
 from relive.experience import Feedback, Outcome, Transition
+from relive.storage import forget as forgetting
 from relive.storage.connection import Durability
 from relive.storage.errors import ClosedStoreError, NotOwnerError
+from relive.storage.forget import Forgotten
 from relive.storage.owned_buffer import OwnedBuffer
 from relive.storage.redaction import DEFAULT as DEFAULT_REDACTOR
 from relive.storage.redaction import Redactor
@@ -41,7 +45,7 @@ def open(  # noqa: A001 - read as `relive.open`
     capacity: int | None = None,
     sampler: Selector | None = None,
     remover: Selector | None = None,
-    priority: Callable[[Transition], float] | None = None,
+    priority: Callable[[Transition], float] | PriorityRule | None = None,
     seed: int | None = 0,
     max_bytes: int | None = None,
     max_age: float | None = None,
@@ -122,7 +126,7 @@ class Memory(OwnedBuffer):
         capacity: int | None = None,
         sampler: Selector | None = None,
         remover: Selector | None = None,
-        priority: Callable[[Transition], float] | None = None,
+        priority: Callable[[Transition], float] | PriorityRule | None = None,
         seed: int | None = 0,
         max_bytes: int | None = None,
         max_age: float | None = None,
@@ -137,6 +141,7 @@ class Memory(OwnedBuffer):
             max_bytes=max_bytes,
             max_age=max_age,
         )
+        self._drawing: int | None = None  # the thread that is in the middle of a draw
         if storage.owns_index:
             self.follow()
 
@@ -165,7 +170,7 @@ class Memory(OwnedBuffer):
         if not self.storage.owns_index:
             given = None if priorities is None else np.asarray(priorities, np.float64).tolist()
             return _then(self.storage.append_soon(experiences, priorities=given), _as_ids)
-        encoded = self.storage.encode(experiences)
+        encoded = dict(zip(map(id, experiences), self.storage.encode(experiences), strict=True))
         return self._write(lambda _: ReplayBuffer.add_batch(self, experiences, priorities), encoded)
 
     # ---- Drawing
@@ -181,10 +186,14 @@ class Memory(OwnedBuffer):
         """
         for _ in range(_TRIES):
             self.follow()
-            try:
-                return super().sample(batch_size, strict=strict)
-            except GoneError:
-                continue
+            with self._lock:
+                self._drawing = threading.get_ident()
+                try:
+                    return super().sample(batch_size, strict=strict)
+                except GoneError:
+                    continue
+                finally:
+                    self._drawing = None
         raise GoneError("Other processes remove experiences faster than they can be drawn; draw again.")
 
     def follow(self) -> None:
@@ -193,10 +202,12 @@ class Memory(OwnedBuffer):
         Raises:
             NotOwnerError: this memory does not own the sampling index.
         """
+        if self._drawing == threading.get_ident():
+            return  # asked for by the draw itself, which holds the lock; it was done before
         self._require_owner()
         expired = self._expiry is not None and time.time_ns() // 1000 > self._expiry
-        if expired or self.storage.change_number() != self._followed:
-            self._write(lambda _: None).result()
+        if expired or self.storage.change_number() != self._followed or self._has_drifted():
+            self._write(lambda _: self._refresh()).result()
 
     # ---- What becomes known later
 
@@ -262,6 +273,28 @@ class Memory(OwnedBuffer):
         done: Future[int] = self._write(lambda _: ReplayBuffer.remove(self, ids))
         return done.result()
 
+    def forget(self, *, agent: str | None = None, episode: str | None = None, match: str | None = None) -> Forgotten:
+        """Takes experiences out so that no byte of them is left in the file; what is given must all hold.
+
+        It writes the whole file anew, and others wait meanwhile: for what must not be kept, not for making room.
+
+        Args:
+            agent: All of this agent.
+            episode: All of this episode.
+            match: All that holds this text anywhere, large and small letters alike.
+
+        Returns:
+            How much it was, and which copies of the store may hold it still.
+
+        Raises:
+            NothingToForgetError: nothing is given.
+            StorageBusyError: it is deleted, but another process keeps an older view of the file open.
+        """
+        report = forgetting.forget(self.storage, forgetting.Selection(agent=agent, episode=episode, match=match))
+        if self.storage.owns_index:
+            self.follow()
+        return report
+
     # ---- Looking
 
     def get(self, ids: Sequence[int] | Ids) -> list[Transition | None]:
@@ -309,7 +342,7 @@ class Memory(OwnedBuffer):
     def flush(self) -> None:
         """Returns once everything handed in before, and how far the draws have come, is kept."""
         if self.storage.owns_index:
-            self._write(lambda _: None).result()
+            self._write(lambda _: None, whole_state=True).result()
         self.storage.flush()
 
     def close(self) -> None:
@@ -331,6 +364,11 @@ class Memory(OwnedBuffer):
             BufferStateError: always.
         """
         raise BufferStateError("A memory keeps its state in its file; copy the file with `relive backup` instead.")
+
+    def _has_drifted(self) -> bool:
+        with self._lock:
+            rule = self._evaluation.rule
+            return rule is not None and rule.drifts and rule.stale(self._index.size)
 
     def _require_owner(self) -> None:
         if self.storage.owns_index:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import relive
 from relive.experience import Feedback, TokenTrace, Transition
 from relive.storage import SqliteStorage, dictionaries, forget
 from relive.storage.connection import connect
@@ -310,3 +311,14 @@ def test_a_forgotten_id_is_not_given_again_and_followers_hear_of_it(store: Sqlit
     assert isinstance(report, Forgotten)
     assert store.changes(before).removed == [1]
     assert store.append([said(3, "Smith")]) == [3]
+
+
+def test_a_memory_forgets_and_draws_no_more_of_it(path: Path) -> None:
+    with relive.open(path) as memory:
+        memory.add_batch([said(n, NAME if n < 5 else "Smith") for n in range(10)])
+        report = memory.forget(match=NAME)
+        assert report.experiences == 5
+        assert len(memory) == 5
+        drawn = memory.sample(200)
+        assert set(drawn.ids.tolist()) == {6, 7, 8, 9, 10}
+        assert NAME not in repr([transition.state for transition in drawn.experiences])

@@ -1,5 +1,6 @@
 """The durable store: experiences in one SQLite file, safe from many threads and processes."""
 
+from relive.storage.audit import AuditEntry
 from relive.storage.errors import (
     ClosedStoreError,
     DamagedStoreError,
@@ -15,11 +16,13 @@ from relive.storage.errors import (
 )
 from relive.storage.protocol import Changes, Storage, StoreStats, WriteView
 from relive.storage.reading import Query
+from relive.storage.redaction import Redactor
 from relive.storage.sampling import IndexChange, SavedIndex
 from relive.storage.sqlite import SqliteStorage
 from relive.storage.stored import Stored
 
 __all__ = [
+    "AuditEntry",
     "Changes",
     "ClosedStoreError",
     "DamagedStoreError",
@@ -30,6 +33,7 @@ __all__ = [
     "NotOwnerError",
     "Query",
     "ReadOnlyStoreError",
+    "Redactor",
     "SavedIndex",
     "SqliteStorage",
     "Storage",
