@@ -36,7 +36,8 @@ INTENTS = (
 )
 """The 16 of the 77 intents whose messages are shipped."""
 
-INSTRUCTION = f"Route the customer's message to one of these intents: {', '.join(INTENTS)}."
+INSTRUCTION = "Route the customer's message to the right intent."
+"""All that the agent is told. The intents themselves are the environment's allowed actions."""
 
 
 def messages(split: Split = "train") -> list[tuple[str, str]]:

@@ -38,6 +38,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         action: What was done.
         reward: What it gave; ``None``: not known yet.
         explored: Whether the action was tried out instead of asked for.
+        chosen: Whether the model chose the action; ``False`` also where its answer named none that is allowed.
         ended: Whether the episode ended with it.
         info: What the environment said beside.
     """
@@ -47,6 +48,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     action: Any
     reward: float | None
     explored: bool
+    chosen: bool
     ended: bool
     info: Info
 
@@ -138,11 +140,12 @@ class ContinualLearner:
         messages = self._as_messages(episode.observation)
         transition = Transition(state=None, action=None, agent=self.agent.name)
         action = None
-        if not rng.random() < rate:
+        explored = bool(rng.random() < rate)
+        if not explored:
             answer = self.agent.ask(messages, actions=self._actions, record=False)
             transition, action = answer.transition, answer.action
-        explored = action is None  # on purpose, or because the model chose nothing that is allowed
-        if explored:
+        chosen = action is not None
+        if not chosen:  # tried out on purpose, or because the model named nothing that is allowed
             options = self.agent.allowed(messages, self._actions)
             action = options[rng.integers(len(options))]
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -169,6 +172,7 @@ class ContinualLearner:
             action=action,
             reward=reward,
             explored=explored,
+            chosen=chosen,
             ended=ended,
             info=info,
         )

@@ -1,0 +1,47 @@
+"""Runs the demo in front of somebody: the bar while it runs, then the table, the picture and what to do next."""
+
+import msgspec
+from rich.console import Console
+
+from relive.demo.curve import draw
+from relive.demo.runner import Result, run
+from relive.demo.settings import Settings
+from relive.demo.show import Bar, farewell, table
+
+
+def present(settings: Settings, *, as_json: bool = False) -> Result:
+    """Runs a demo and shows it on the terminal.
+
+    The progress goes to standard error, the outcome to standard output: with `as_json` one line of JSON, otherwise
+    the table and what can be done next. The learning curve is written beside the memory's file.
+
+    Args:
+        settings: What to run.
+        as_json: For a program instead of a person.
+
+    Raises:
+        ReliveError: as `run`.
+    """
+    out, progress = Console(highlight=False), Console(stderr=True)
+    if not as_json:
+        out.print(_opening(settings))
+    with Bar(progress) as bar:
+        result = run(settings, on_message=bar)
+    picture = result.file.with_suffix(".png")
+    drawn = draw(result, picture)
+    if as_json:
+        out.file.write(msgspec.json.encode(result.summary()).decode() + "\n")
+        return result
+    out.print()
+    out.print(table(result))
+    out.print(f"\n{result.settings.messages} messages in {result.seconds:.0f} s.")
+    out.print(farewell(result, str(picture) if drawn else None), markup=False, soft_wrap=True)
+    return result
+
+
+def _opening(settings: Settings) -> str:
+    model = settings.model or "a model of 135 million parameters on this machine"
+    return (
+        f"An agent ({model}) routes what customers of a bank write to one of 16 intents.\n"
+        "It is told only whether it was right, never what would have been."
+    )
