@@ -33,7 +33,11 @@ $(VENV)/.demo: $(VENV)/bin/python $(SOURCES)
 demo: $(VENV)/.demo
 	$(BIN)/relive demo
 
+# qemu plays a processor without AVX2 in the tests of the portable kernels; without root they are skipped, and say so.
 test: $(VENV)/.dev
+	@command -v qemu-x86_64 >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install qemu-user >/dev/null; } || \
+		echo "qemu-user is not here and cannot be installed: the tests that need it will be skipped."
 	$(BIN)/python -m pytest -q
 
 lint: $(VENV)/.dev
