@@ -2,11 +2,12 @@
 
 import typer
 
-from relive.cli import care, doctor, exchange, local, look, privacy, serve
+from relive.cli import care, demo, doctor, exchange, local, look, privacy, serve
 
 
 def register(app: typer.Typer) -> None:
     """Adds every command to the program."""
+    app.command()(demo.demo)
     app.command()(look.stats)
     app.add_typer(look.experiences, name="experiences")
     app.command("import")(exchange.import_experiences)
