@@ -253,6 +253,8 @@ def test_a_rule_goes_on_across_save_and_load(tmp_path):
         buffer.update_priorities(batch.ids, td_errors=rng.normal(size=5))
     by_hand = buffer.sample(3).ids
     buffer.update_priorities(by_hand, [1.0, 2.0, 3.0])
+    buffer.add_batch([step(1, "a")] * 9)  # all are to be refreshed at the next draw
+    clock.now += 0.3
     twin, later = make(Clock())
     buffer.save(tmp_path / "buffer")
     twin.load(tmp_path / "buffer")

@@ -108,7 +108,6 @@ class Evaluation:
         if state is not None:
             self.rule.load_state_dict(state["rule"], slots)
             self._by_hand[slots] = state["by_hand"]
-            self.rule.refreshed()
 
 
 def _bounded(values: Floats) -> Floats:

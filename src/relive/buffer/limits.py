@@ -228,21 +228,24 @@ class Limits:
             RateLimitError: the time limit has passed, or so many can never come at once.
         """
         if self.rate_limiter is not None and count:
-            self._wait(changed, "insert", self.rate_limiter, lambda: count, lambda: 0)
+            self._wait(changed, "insert", self.rate_limiter, count, lambda: count, lambda: 0)
 
-    def wait_to_sample(self, changed: threading.Condition, count: Callable[[], int], size: Callable[[], int]) -> None:
+    def wait_to_sample(
+        self, changed: threading.Condition, asked: int, drawable: Callable[[], int], size: Callable[[], int]
+    ) -> None:
         """Waits until the limiter lets so many out.
 
         Args:
             changed: Notified when anything was inserted or drawn.
-            count: How many would be drawn now.
+            asked: How many are asked for.
+            drawable: How many can be drawn now.
             size: How many are stored now.
 
         Raises:
             RateLimitError: the time limit has passed, or so many can never be drawn at once.
         """
         if self.rate_limiter is not None:
-            self._wait(changed, "sample", self.rate_limiter, count, size)
+            self._wait(changed, "sample", self.rate_limiter, asked, lambda: min(asked, drawable()), size)
 
     def count_inserts(self, count: int) -> None:
         """So many were added."""
@@ -258,6 +261,7 @@ class Limits:
         changed: threading.Condition,
         what: Literal["insert", "sample"],
         limiter: RateLimiter,
+        asked: int,
         count: Callable[[], int],
         size: Callable[[], int],
     ) -> None:
@@ -270,15 +274,15 @@ class Limits:
             return now.lets_sample(self._inserts, self._samples, count(), size())
 
         largest = limiter.largest()[what == "sample"]
-        wanted = count()
-        if wanted <= largest and changed.wait_for(allowed, limiter.timeout):
+        possible = count() <= largest
+        if possible and changed.wait_for(allowed, limiter.timeout):
             return
         limiter = self.rate_limiter or limiter
         low, high = limiter.allowed
-        reason = f"waited {limiter.timeout:g} s in vain" if wanted <= largest else f"can never pass ({largest} can)"
+        reason = f"waited {limiter.timeout:g} s in vain" if possible else f"can never pass ({largest} can)"
         needed = f" and {size()} of at least {limiter.min_size} stored" if what == "sample" else ""
         raise RateLimitError(
-            f"{'Inserting' if what == 'insert' else 'Drawing'} {count()} at once {reason}: with {self._inserts:g} "
+            f"{'Inserting' if what == 'insert' else 'Drawing'} {asked} at once {reason}: with {self._inserts:g} "
             f"inserts and {self._samples:g} samples so far{needed}, inserts * {limiter.samples_per_insert:g} - samples "
             f"must stay between {low:g} and {high:g}. {'Sample' if what == 'insert' else 'Insert'} more, or set "
             "buffer.rate_limiter to a wider one or to None.",

@@ -213,12 +213,13 @@ class Recency(PriorityRule):
         self._refreshed_at = self._ages.clock()
 
     def state_dict(self, slots: Ids) -> dict[str, Any]:
-        """The ages."""
-        return {"ages": self._ages.of(slots)}
+        """The ages, and how long ago the last refresh was."""
+        return {"ages": self._ages.of(slots), "since": self._ages.clock() - self._refreshed_at}
 
     def load_state_dict(self, state: dict[str, Any], slots: Ids) -> None:
         """Takes them back; time in which the program did not run is not counted."""
         self._ages.set(slots, np.asarray(state["ages"]))
+        self._refreshed_at = self._ages.clock() - float(state["since"])
 
     def _of_ages(self, ages: Floats) -> Floats:
         shares = ages / self._time_constant

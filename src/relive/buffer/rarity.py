@@ -1,5 +1,7 @@
 """Priority rules that count: `Rarity` (how many are alike) and `Learnability` (how a group of attempts fares)."""
 
+# ruff: noqa: ARG002  (each rule needs only some of what the interface passes)
+
 from collections.abc import Hashable
 from typing import Any
 
@@ -80,6 +82,14 @@ class _Counting(PriorityRule):
     def refreshed(self) -> None:
         """All are as of now."""
         self._moved = 0
+
+    def state_dict(self, slots: Ids) -> dict[str, Any]:
+        """How many have come or gone since the last refresh; the counts are made anew."""
+        return {"moved": self._moved}
+
+    def load_state_dict(self, state: dict[str, Any], slots: Ids) -> None:
+        """Takes it back."""
+        self._moved = int(state["moved"])
 
 
 class Rarity(_Counting):

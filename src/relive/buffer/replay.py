@@ -220,7 +220,9 @@ class ReplayBuffer(Contents):
             raise BufferSettingError(f"batch_size is {count}; it must be at least 0.")
         with self._lock:
             if self._limits is not None:
-                self._limits.wait_to_sample(self._changed, lambda: min(count, self._index.drawable), lambda: len(self))
+                self._limits.wait_to_sample(
+                    self._changed, count, lambda: self._index.drawable, lambda: self._index.size
+                )
                 self._evict(self._limits.expired())
             if self._rows.has_own_ids:
                 self.follow()
