@@ -23,7 +23,7 @@ from relive.demo.settings import DemoError, Settings, check, free_file, read_set
 from relive.envs import Banking77
 from relive.envs.banking import INTENTS
 from relive.experience import Transition
-from relive.learner import EXPLORATION, EXPLORED, Agent, ContinualLearner
+from relive.learner import EXPLORATION, EXPLORED, Agent, ContinualLearner, Model
 from relive.llm import Upstream
 from relive.llm.local import LocalServer
 from relive.memory import Memory
@@ -84,13 +84,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def run(settings: Settings, *, on_message: Callable[[list[Answered], int], object] | None = None) -> Result:
+def run(
+    settings: Settings,
+    *,
+    on_message: Callable[[list[Answered], int], object] | None = None,
+    model: Model | None = None,
+) -> Result:
     """Runs a demo, or goes on with an interrupted one.
 
     Args:
         settings: What to run.
         on_message: Told after each message what is now kept about it, one entry an arm, and how many messages there
             are; at a resumption first of all that the file holds already.
+        model: A model that is at hand already; ``None``: the one that the settings name.
 
     Raises:
         DemoError: the settings do not work.
@@ -105,13 +111,12 @@ def run(settings: Settings, *, on_message: Callable[[list[Answered], int], objec
         memory = stack.enter_context(relive.memory.open(file, seed=settings.seed))
         if settings.resume is not None:
             settings = read_settings(memory, settings)
-        key = settings.api_key()
-        if settings.base_url is None or settings.model is None:
+        params: dict[str, Any] = {}
+        if model is None and settings.base_url is not None and settings.model is not None:
+            model = stack.enter_context(Upstream(settings.base_url, settings.model, settings.api_key()))
+        elif model is None:
             server = stack.enter_context(LocalServer())
-            model, params = Upstream(server.base_url, server.model), dict(_LOCAL_PARAMS)
-        else:
-            model, params = Upstream(settings.base_url, settings.model, key), {}
-        stack.enter_context(model)
+            model, params = stack.enter_context(Upstream(server.base_url, server.model)), _LOCAL_PARAMS
         demo = _Demo(settings, memory, model, params)
         if on_message is not None and demo.answers:
             on_message(demo.answers, settings.messages)
@@ -125,7 +130,7 @@ def run(settings: Settings, *, on_message: Callable[[list[Answered], int], objec
 class _Demo:
     """The four arms over one memory."""
 
-    def __init__(self, settings: Settings, memory: Memory, model: Upstream, params: dict[str, Any]) -> None:
+    def __init__(self, settings: Settings, memory: Memory, model: Model, params: dict[str, Any]) -> None:
         self._settings = settings
         self._memory = memory
         self._model = model
