@@ -1,0 +1,374 @@
+"""The agent that learns: asks, records and recalls in one, chooses what is allowed, and never stops for its memory."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relive
+from relive import Feedback, Memory, Transition
+from relive.envs import SingleAnswer
+from relive.learner import EXPLORED, Agent, ContinualLearner
+from relive.learner.choice import choice_format, choice_text, read_choice
+from relive.llm import Completion, LocalServer, UnreachableError, Upstream
+from relive.storage import StorageError
+
+QUESTION = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "I lost my card"}]
+ACTIONS = ["block", "refund", "close"]
+PARAMS: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+
+
+class Parrot:
+    """A model that keeps what it was sent and answers with what it was made with."""
+
+    model = "parrot"
+
+    def __init__(self, text: str = '{"action": "block"}') -> None:
+        self.text = text
+        self.seen: list[list[dict[str, Any]]] = []
+        self.requests: list[dict[str, Any]] = []
+
+    def chat_sync(self, messages: Sequence[Mapping[str, Any]], **request: Any) -> Completion:
+        self.seen.append([dict(message) for message in messages])
+        self.requests.append(request)
+        return Completion(
+            message={"role": "assistant", "content": self.text},
+            finish_reason="stop",
+            usage=None,
+            cost=7,
+            latency_ms=1.5,
+            attempts=(),
+            model="parrot-1",
+            raw={},
+        )
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **request: Any) -> Completion:
+        return self.chat_sync(messages, **request)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    with relive.open(tmp_path / "memory.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def model(local_server: LocalServer) -> Iterator[Upstream]:
+    with Upstream(local_server.base_url, local_server.model) as upstream:
+        yield upstream
+
+
+def last(memory: Memory) -> Transition:
+    return memory.query(newest_first=True, limit=1)[0].transition
+
+
+def test_a_call_is_answered_recorded_and_rewarded(memory: Memory, model: Upstream) -> None:
+    agent = Agent(model, memory=memory, **PARAMS)
+    answer = agent.ask(QUESTION)
+    assert answer.text
+    assert str(answer) == answer.text
+    assert answer.id is not None
+    assert answer.latency_ms > 0
+    assert answer.usage is not None
+    assert answer.cost is None  # a local model has no price, which is not a price of 0
+    stored = last(memory)
+    assert stored.state == {"messages": QUESTION}
+    assert stored.action == answer.message
+    assert (stored.reward, stored.outcome, stored.policy) == (None, "unknown", model.model)
+    assert stored.usage == answer.usage
+    assert answer.feedback(0.8) == 1
+    assert (last(memory).reward, last(memory).outcome) == (0.8, "success")
+    assert answer.feedback(0.1) == 1
+    assert (last(memory).reward, last(memory).outcome) == (0.1, "failure")
+
+
+def test_a_rewarded_answer_is_put_before_the_next_question_and_only_then(memory: Memory) -> None:
+    parrot = Parrot("I blocked it.")
+    agent = Agent(parrot, memory=memory)
+    first = agent.ask(QUESTION)
+    second = agent.ask(QUESTION)
+    assert parrot.seen[1] == QUESTION
+    first.feedback(1.0)
+    third = agent.ask(QUESTION)
+    assert parrot.seen[2] == [
+        QUESTION[0],
+        {"role": "user", "content": "I lost my card"},
+        {"role": "assistant", "content": "I blocked it."},
+        QUESTION[1],
+    ]
+    assert [one.id for one in third.demonstrations] == [first.id]
+    assert last(memory).state == {"messages": QUESTION}  # demonstrations are no part of what was asked
+    assert last(memory).info["recalled"][0][0] == first.id
+    assert second.demonstrations == ()
+
+
+def test_the_model_can_only_choose_an_allowed_action(memory: Memory, model: Upstream) -> None:
+    agent = Agent(model, memory=memory, **PARAMS)
+    chosen = Counter(agent.ask([{"role": "user", "content": text}], actions=ACTIONS).action for text in ("a", "b", "c"))
+    assert set(chosen) <= set(ACTIONS)
+    assert last(memory).action in ACTIONS
+
+
+def test_a_choice_is_shown_in_the_form_in_which_it_is_asked_for(memory: Memory) -> None:
+    parrot = Parrot()
+    agent = Agent(parrot, memory=memory)
+    answer = agent.ask(QUESTION, actions=ACTIONS)
+    assert answer.action == "block"
+    answer.feedback(1.0)
+    agent.ask(QUESTION, actions=ACTIONS)
+    assert parrot.seen[1][2] == {"role": "assistant", "content": '{"action": "block"}'}
+    assert parrot.requests[1]["response_format"] == choice_format("action", ACTIONS)
+
+
+def test_what_failed_in_similar_situations_cannot_be_chosen(memory: Memory) -> None:
+    parrot = Parrot()
+    agent = Agent(parrot, memory=memory)
+    agent.ask(QUESTION, actions=ACTIONS).feedback(0.0)
+    answer = agent.ask(QUESTION, actions=ACTIONS)
+    schema = parrot.requests[1]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["action"]["enum"] == ["refund", "close"]
+    assert answer.action is None  # the parrot says "block" all the same
+    assert answer.transition.error == "The model chose none of the allowed actions."
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ('{"a": "card"}', "card"),
+        ('"card"', "card"),
+        ('{"a": 2}', 2),
+        ('{"a": {"x": 1}}', {"x": 1}),
+        ("I would say card_lost.", "card_lost"),
+        ("card or refund", None),
+        ('{"a": "other"}', None),
+        ('{"b": "card"}', None),
+        ('{"a": true}', None),
+        ("", None),
+    ],
+)
+def test_a_choice_is_read_back(text: str, action: Any) -> None:
+    actions = ["card", "card_lost", "refund", 1, 2, {"x": 1}]
+    assert read_choice(text, "a", actions) == action
+    if action is not None:
+        assert read_choice(choice_text("a", action), "a", actions) == action
+
+
+def test_the_same_in_an_event_loop(memory: Memory, model: Upstream) -> None:
+    async def main() -> None:
+        agent = Agent(model, memory=memory, **PARAMS)
+        one, two = await asyncio.gather(agent.aask(QUESTION), agent.aask(QUESTION))
+        assert one.text
+        assert one.id != two.id
+        assert await one.afeedback(1.0) == 1
+        assert (await agent.aask(QUESTION)).demonstrations[0].id == one.id
+
+    asyncio.run(main())
+
+
+def test_a_call_that_failed_is_recorded_too(memory: Memory) -> None:
+    with Upstream("http://127.0.0.1:9/v1", "nobody", max_attempts=1) as nobody:
+        agent = Agent(nobody, memory=memory)
+        with pytest.raises(UnreachableError):
+            agent.ask(QUESTION)
+        with pytest.raises(UnreachableError):
+            asyncio.run(agent.aask(QUESTION))
+    assert len(memory) == 2
+    stored = last(memory)
+    assert stored.error is not None
+    assert "127.0.0.1:9" in stored.error
+    assert (stored.action, stored.reward, stored.outcome) == (None, None, "unknown")
+    assert stored.latency_ms is not None
+
+
+def test_a_broken_memory_does_not_stop_the_answer_and_shows(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
+    agent = Agent(Parrot("fine"), memory=memory)
+    early = agent.ask(QUESTION)
+    memory.close()
+    with caplog.at_level(logging.WARNING, "relive.learner"):
+        answer = agent.ask(QUESTION)
+    assert answer.text == "fine"
+    assert answer.id is None
+    assert answer.not_recorded is not None
+    assert "closed" in answer.not_recorded
+    assert agent.failures == 2  # neither recalled nor recorded
+    assert len(caplog.records) == 2
+    assert answer.feedback(1.0) == 0
+    assert early.feedback(1.0) == 0
+    assert agent.failures == 3
+
+
+def test_an_agent_without_a_memory_only_asks() -> None:
+    answer = Agent(Parrot("fine")).ask(QUESTION)
+    assert (answer.text, answer.id, answer.not_recorded, answer.feedback(1.0)) == ("fine", None, None, 0)
+
+
+def test_a_model_is_an_upstream_or_a_name_with_its_address(memory: Memory, local_server: LocalServer) -> None:
+    agent = Agent(local_server.model, base_url=local_server.base_url, memory=memory, **PARAMS)
+    assert agent.ask(QUESTION).text
+    assert isinstance(agent.model, Upstream)
+    agent.model.close()
+    with pytest.raises(ValueError, match="base_url"):
+        Agent("gpt")
+    with pytest.raises(ValueError, match="has its own"):
+        Agent(Parrot(), base_url="http://127.0.0.1:9/v1")
+
+
+def riddle(count: int = 6, reward: Any = None) -> SingleAnswer:
+    questions = [[{"role": "user", "content": f"question {n}"}] for n in range(count)]
+    return SingleAnswer(questions, reward or (lambda index, action: float(action == "block")), actions=ACTIONS)
+
+
+def test_each_step_is_recorded_with_its_reward_before_the_next_begins(memory: Memory) -> None:
+    seen: list[int] = []
+
+    class Watching(Parrot):
+        def chat_sync(self, messages: Sequence[Mapping[str, Any]], **request: Any) -> Completion:
+            seen.append(len(memory))
+            return super().chat_sync(messages, **request)
+
+    learner = ContinualLearner(riddle(), Agent(Watching(), memory=memory), exploration=0.0, tags=("t",))
+    steps = learner.run(6)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    assert [step.reward for step in steps] == [1.0] * 6
+    stored = [one.transition for one in memory.query()]
+    assert [one.state["messages"][0]["content"] for one in stored] == [f"question {n}" for n in range(6)]
+    assert {(one.action, one.reward, one.outcome, one.terminated, one.tags, one.cost) for one in stored} == {
+        ("block", 1.0, "success", True, ("t",), 7)
+    }
+    assert len({one.episode_id for one in stored}) == 6
+
+
+def test_exploration_tries_allowed_actions_about_as_often_as_asked(memory: Memory) -> None:
+    env = riddle(100, lambda index, action: 1.0)
+    agent = Agent(Parrot(), memory=memory)
+    steps = ContinualLearner(env, agent).run(100)  # the default: 0.3
+    tried = [step for step in steps if step.explored]
+    assert 18 <= len(tried) <= 44  # 30 ± 3 standard deviations
+    assert {step.action for step in tried} == set(ACTIONS)
+    assert all(step.chosen and step.action == "block" for step in steps if not step.explored)
+    assert len(memory.query(tag=EXPLORED)) == len(tried)
+
+
+def test_exploration_can_follow_a_schedule_and_must_be_a_probability(memory: Memory) -> None:
+    agent = Agent(Parrot(), memory=memory)
+    steps = ContinualLearner(riddle(), agent, lambda step: 1.0 if step < 3 else 0.0).run(6)
+    assert [step.explored for step in steps] == [True] * 3 + [False] * 3
+    with pytest.raises(ValueError, match=r"exploration is 1\.5"):
+        ContinualLearner(riddle(), agent, 1.5)
+    with pytest.raises(ValueError, match="does not list its actions"):
+        ContinualLearner(SingleAnswer(["q"], lambda index, action: 0.0), agent)
+
+
+def test_an_interrupted_run_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    def run(name: str, *lengths: int) -> list[tuple[bool, Any]]:
+        steps = []
+        with relive.open(tmp_path / name) as memory:
+            for length in lengths:
+                agent = Agent(Parrot(), memory=memory)
+                env = SingleAnswer(
+                    [[{"role": "user", "content": f"question {n}"}] for n in range(20)],
+                    lambda index, action: float(action == "block"),
+                    actions=ACTIONS,
+                    start=len(steps),
+                )
+                steps += ContinualLearner(env, agent, 0.5, seed=3, start=len(steps)).run(length)
+        return [(step.explored, step.action) for step in steps]
+
+    assert run("whole.db", 20) == run("parts.db", 7, 13)
+
+
+def test_a_step_whose_model_names_no_action_tries_one(memory: Memory) -> None:
+    [step] = ContinualLearner(riddle(), Agent(Parrot("no idea"), memory=memory), 0.0).run(1)
+    assert step.action in ACTIONS
+    assert (step.chosen, step.explored) == (False, False)
+    assert last(memory).error == "The model chose none of the allowed actions."
+
+
+def test_priorities_follow_surprise_once_the_reward_is_known(memory: Memory) -> None:
+    rewards = [0.0, 0.0, 0.0, 1.0]
+    env = riddle(4, lambda index, action: rewards[index])
+    ContinualLearner(env, Agent(Parrot(), memory=memory), 0.0).run(4)
+    priorities = [one.priority for one in memory.query()]
+    assert priorities == pytest.approx([1e-5, 1e-5, 1e-5, 1.0 + 1e-5])  # |reward - mean before it| + 1e-5
+
+
+class Slow:
+    """Rewards become known one step later."""
+
+    actions = ("block", "refund")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.open: dict[str, float] = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.count += 1
+        known, self.open = self.open, {f"case-{self.count}": float(self.count)}
+        return [{"role": "user", "content": "hello"}], {"episode_id": f"case-{self.count}", "late_rewards": known}
+
+    def step(self, action: Any) -> tuple[Any, float | None, bool, bool, dict[str, Any]]:
+        return None, None, True, False, {}
+
+
+def test_late_rewards_reach_their_steps_and_set_their_priorities(memory: Memory) -> None:
+    learner = ContinualLearner(Slow(), Agent(Parrot(), memory=memory), 0.0)
+    learner.run(3)
+    assert [one.reward for one in memory.query()] == [1.0, 2.0, None]
+    assert [one.outcome for one in memory.query()] == ["success", "success", "unknown"]
+    assert [one.priority for one in memory.query()][:2] == pytest.approx([1.0, 1.0], abs=1e-4)
+    assert learner.late_rewards({"case-3": 0.0, "never": 1.0}) == 1
+    assert last(memory).outcome == "failure"
+
+
+class Corridor:
+    """Three rooms in a row; the way out is forward."""
+
+    actions = ("forward", "back")
+
+    def __init__(self) -> None:
+        self.room = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.room = 0
+        return {"room": 0}, {}
+
+    def step(self, action: Any) -> tuple[Any, float | None, bool, bool, dict[str, Any]]:
+        self.room += 1 if action == "forward" else -1
+        return {"room": self.room}, float(self.room == 3), self.room == 3, False, {}
+
+
+def test_an_episode_of_several_steps_is_kept_together(memory: Memory) -> None:
+    parrot = Parrot('{"action": "forward"}')
+    learner = ContinualLearner(Corridor(), Agent(parrot, memory=memory), 0.0)
+    assert [step.ended for step in learner.run(2) + learner.run(2)] == [False, False, True, False]
+    stored = [one.transition for one in memory.query()]
+    assert [(one.state, one.next_state, one.step, one.outcome) for one in stored[:3]] == [
+        ({"room": 0}, {"room": 1}, 0, "unknown"),
+        ({"room": 1}, {"room": 2}, 1, "unknown"),
+        ({"room": 2}, None, 2, "success"),
+    ]
+    assert stored[0].episode_id == stored[2].episode_id != stored[3].episode_id
+    assert parrot.seen[0] == [{"role": "user", "content": '{"room": 0}'}]
+
+
+def test_a_broken_memory_does_not_stop_the_learner(memory: Memory) -> None:
+    agent = Agent(Parrot(), memory=memory)
+    learner = ContinualLearner(riddle(), agent, 0.0)
+    learner.run(1)
+    memory.close()
+    assert [step.id for step in learner.run(2)] == [None, None]
+    assert agent.failures > 0
+    with pytest.raises(StorageError):
+        memory.add(Transition(state="s", action="a"))
+
+
+def test_feedback_about_an_episode_goes_through_the_agent(memory: Memory) -> None:
+    agent = Agent(Parrot(), memory=memory)
+    agent.ask(QUESTION, episode_id="case-7", step=2, tags=("vip",))
+    assert agent.feedback(Feedback(episode_id="case-7", reward=1.0)) == 1
+    stored = last(memory)
+    assert (stored.reward, stored.step, stored.tags) == (1.0, 2, ("vip",))
