@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import relive
-from relive import Feedback, Memory, Transition
+from relive import Feedback, Memory, Transition, buffer
 from relive.buffer import BufferSettingError, InvalidPriorityError, Selector
 from relive.buffer.selector import Selection
 from relive.errors import InvalidExperienceError
@@ -387,3 +388,70 @@ def test_taking_one_out_of_a_large_memory_does_not_fill_the_disk(path: Path) -> 
     with relive.open(path) as memory:
         assert memory.add_batch(transitions(3)).tolist() == [11, 12, 13]
         assert sorted(memory.sample(12).ids.tolist()) == [1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13]
+
+
+def test_a_fork_amid_draws_and_additions_harms_neither_side(path: Path) -> None:
+    with relive.open(path, capacity=50) as memory:
+        memory.add_batch(transitions(50))
+        stop = threading.Event()
+
+        def add() -> None:
+            while not stop.is_set():
+                memory.add_batch(transitions(3))
+
+        def draw() -> None:
+            while not stop.is_set():
+                batch = memory.sample(8)
+                memory.update_priorities(batch.ids, np.ones(len(batch)))
+                assert all(experience.action == "a" for experience in batch.experiences)
+
+        threads = [threading.Thread(target=work) for work in (add, draw, draw)]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    memory.add(Transition(state="child", action="a"))
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(pid, 0)[1] == 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert len(memory) == 50
+
+
+def test_a_remover_that_refuses_newcomers_keeps_what_it_chose(path: Path, tmp_path: Path) -> None:
+    twin = relive.open(tmp_path / "twin.db", capacity=20, remover=buffer.Reservoir())
+    for round_ in range(5):
+        with relive.open(path, capacity=20, remover=buffer.Reservoir()) as memory:
+            ids = [one.add_batch(transitions(30, 30 * round_)).tolist() for one in (memory, twin)]
+            assert ids[0] == ids[1]
+            assert len(memory) == len(memory.storage) == 20
+            stored = {row.id: row.transition.state for row in memory.query()}
+            assert set(stored) == set(memory.sample(20).ids.tolist())
+            assert set(twin.sample(20).ids.tolist()) == set(stored)
+            for place, number in enumerate(ids[0]):
+                if number in stored:
+                    assert stored[number] == 30 * round_ + place
+    assert min(stored.values()) < 60  # some of the first still stand for the whole stream
+    twin.close()
+
+
+def test_a_rule_that_knows_td_errors_knows_them_after_reopening(path: Path) -> None:
+    rule = [buffer.TdError() * buffer.Recency(1e9) for _ in range(3)]
+    with relive.open(path, capacity=20, priority=rule[0]) as memory:
+        memory.add_batch(transitions(6))
+        memory.update_priorities([1, 2, 3], td_errors=[-4.0, 2.0, 1.0])
+        before = memory.priorities(range(1, 7))
+    with relive.open(path, priority=rule[1]) as memory:
+        assert memory.priorities(range(1, 7)) == pytest.approx(before)
+        memory.update_priorities([4], td_errors=[8.0])
+        memory.storage.close()  # as if killed: what the rule knew is not saved again
+    with relive.open(path, priority=rule[2]) as memory:
+        assert memory.priorities([1, 2, 4])[2] == pytest.approx(8.0, rel=1e-3)
+        memory.sample(4)
+        assert memory.priorities([1, 2, 4]).tolist() == pytest.approx([4.0, 2.0, 8.0], rel=1e-3)

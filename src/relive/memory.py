@@ -167,6 +167,7 @@ class Memory(OwnedBuffer):
 
     def add_soon(self, experiences: Sequence[Transition], priorities: npt.ArrayLike | None = None) -> "Future[Ids]":
         """Like `add_batch`, but returns at once; the future has the ids when they are kept."""
+        experiences = list(experiences)
         if not self.storage.owns_index:
             given = None if priorities is None else np.asarray(priorities, np.float64).tolist()
             return _then(self.storage.append_soon(experiences, priorities=given), _as_ids)

@@ -104,7 +104,8 @@ class Contents:
             if len(places) < count:  # the others get ids that are gone at once
                 experiences, ids, count = take_of(experiences, places), ids[places], len(places)
                 priorities = None if priorities is None else priorities[places]
-                index.skip_to(int(ids[0]) if count else first + offered)
+                if not self._rows.has_own_ids:
+                    index.skip_to(int(ids[0]) if count else first + offered)
         else:
             victims = self._remover.victims(count - room) if count > room else NO_IDS
         if self._limits is not None:
@@ -116,13 +117,13 @@ class Contents:
         self._commit(victims, stored, priorities, experiences)
         if admitted is None or count == offered:
             return stored
-        index.skip_to(first + offered)
         self._added += offered - count
-        result = np.arange(first, first + offered, dtype=np.int64)
         if own is not None:
-            result[:] = -1
+            result = np.full(offered, -1, dtype=np.int64)
             result[places] = own
-        return result
+            return result
+        index.skip_to(first + offered)
+        return np.arange(first, first + offered, dtype=np.int64)
 
     @property
     def _watched(self) -> bool:

@@ -42,6 +42,11 @@ def watch_forks(buffer: Forkable) -> Forks:
     return forks
 
 
+def leave_forks(buffer: Forkable) -> None:
+    """Ends `watch_forks`: the buffer sees to forks itself."""
+    _buffers.pop(buffer, None)
+
+
 def _before() -> None:
     for buffer, forks in list(_buffers.items()):
         buffer._lock.acquire()

@@ -33,6 +33,7 @@ class BufferState(msgspec.Struct, kw_only=True):
         sampler: Name and state of the sampler.
         remover: Name and state of the remover.
         counters: What the buffer counts over its life.
+        rule: What the priority rule knows beyond the experiences; ``None``: it was not saved, or there is no rule.
     """
 
     version: int = STATE_VERSION
@@ -46,6 +47,7 @@ class BufferState(msgspec.Struct, kw_only=True):
     sampler: tuple[str, dict[str, Any]]
     remover: tuple[str, dict[str, Any]]
     counters: dict[str, int]
+    rule: dict[str, Any] | None = None
 
     def to_bytes(self) -> bytes:
         """JSON text; arrays as type, shape and Base64."""

@@ -5,15 +5,18 @@ that has ended, so nothing is drawn that is not kept; and whoever holds the lock
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from relive.buffer import BufferSettingError, ReplayBuffer, Selector
 from relive.buffer._core import Index
+from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import NO_IDS, Changes, Ids
+from relive.buffer.workers import leave_forks
 from relive.experience import Transition
 from relive.storage.buffer_state import BufferState, from_bytes, restore_index
 from relive.storage.record import Row
@@ -39,7 +42,7 @@ class OwnedBuffer(ReplayBuffer):
         capacity: int | None,
         sampler: Selector | None,
         remover: Selector | None,
-        priority: Callable[[Transition], float] | None,
+        priority: Callable[[Transition], float] | PriorityRule | None,
         seed: int | None,
         max_bytes: int | None,
         max_age: float | None,
@@ -61,11 +64,18 @@ class OwnedBuffer(ReplayBuffer):
         )
         self._followed = 0  # change number up to which the index knows what happened
         self._kept_number = 0  # the same as of the last commit
+        leave_forks(self)
+        storage.hold_at_forks(self._lock)
         if storage.owns_index:
             self._write(self._restore, follow=False).result()
 
     def _write(
-        self, call: Callable[[Transaction], Any], encoded: Sequence[Row] = (), *, follow: bool = True
+        self,
+        call: Callable[[Transaction], Any],
+        encoded: Mapping[int, Row] = MappingProxyType({}),
+        *,
+        follow: bool = True,
+        whole_state: bool = False,
     ) -> "Future[Any]":
         """Has `call` run by the writer, under the buffer's lock, after the index was brought up to date."""
 
@@ -84,7 +94,7 @@ class OwnedBuffer(ReplayBuffer):
                 self._durable.note_ring_end(self._index.free_slots(), self._capacity)
             if follow:
                 self._followed = transaction.number
-            self._durable.save(self._state().to_bytes())
+            self._durable.save(self._state(whole=whole_state).to_bytes())
             return result
 
         return self.storage.write(act, len(encoded) or 1)
@@ -141,8 +151,14 @@ class OwnedBuffer(ReplayBuffer):
         ReplayBuffer.follow(self)
         self._durable.note_taken(news.inserted, self._index.priorities(news.inserted))
 
-    def _state(self) -> BufferState:
+    def _refresh(self) -> None:
+        if self._durable.is_open:  # else the draw goes by what it has; `follow` has just looked
+            super()._refresh()
+
+    def _state(self, *, whole: bool) -> BufferState:
+        slots = self._index.find(self._index.ids()) if whole and self._evaluation.rule is not None else NO_IDS
         return BufferState(
+            rule=self._evaluation.state_dict(slots) if whole else None,
             capacity=self._capacity,
             ring=self._index.is_ring,
             free_rank=self._durable.free_rank,
@@ -170,7 +186,7 @@ class OwnedBuffer(ReplayBuffer):
         self._count(state)
         if state.capacity != self._capacity or not restore_index(self._index, saved, state):
             self._lay_out_anew(transaction, saved)
-        self._tell_selectors(transaction.read)
+        self._tell_all(transaction.read, state)
         self._index.random_state = state.random
         for selector, (name, own_state) in ((self._sampler, state.sampler), (self._remover, state.remover)):
             if type(selector).__name__ == name:
@@ -185,7 +201,7 @@ class OwnedBuffer(ReplayBuffer):
         state = from_bytes(saved.state)
         if state is not None and restore_index(self._index, saved, state):
             self._count(state)
-            self._tell_selectors(self.storage.read)
+            self._tell_all(self.storage.read, state)
         self._index.random_state = random
 
     def _count(self, state: BufferState) -> None:
@@ -209,19 +225,30 @@ class OwnedBuffer(ReplayBuffer):
         self._index.replace(NO_IDS, ids, priorities)
         self._durable.note_taken(ids, priorities)
 
-    def _tell_selectors(self, read: Callable[[Ids], list[Stored | None]]) -> None:
-        """Tells the selectors that keep state of their own all that is stored."""
+    def _tell_all(self, read: Callable[[Ids], list[Stored | None]], state: BufferState) -> None:
+        """Tells selectors and rule what is stored, as far as they keep state of their own."""
+        if not self._watched:
+            return
         for selector in self._followers:
             selector.reset()
-        if not self._followers:
-            return
+        self._evaluation.load_state_dict(None, NO_IDS, ())
         ids = self._index.ids()
         for start in range(0, len(ids), _PART):
             stored = [one for one in read(ids[start : start + _PART]) if one is not None]
             here = np.array([one.id for one in stored], np.int64)
+            experiences = Experiences(stored)
             for selector in self._followers:
-                selector.insert(here, self._index.priorities(here), Experiences(stored))
+                selector.insert(here, self._index.priorities(here), experiences)
+            self._evaluation.join(self._index.find(here), experiences)
             gone = np.setdiff1d(ids[start : start + _PART], here)
             if len(gone):  # removed by another process since the index was saved
                 self._durable.note_gone(gone)
                 self._index.replace(gone, NO_IDS, None)
+        if self._evaluation.rule is None:
+            return
+        if state.rule is not None and self._index.size == len(ids):
+            slots = self._index.find(ids)
+            self._evaluation.rule.load_state_dict(state.rule["rule"], slots)
+            self._evaluation.rule.refreshed()
+        else:  # what the rule knew of them is lost: the priorities stand until a reward or TD error arrives
+            self._evaluation.set_by_hand(self._index, self._index.ids())

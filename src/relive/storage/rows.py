@@ -11,7 +11,8 @@ taken again first, in the order of falling rank, then the others, as the ring wo
 
 # ruff: noqa: ARG002  (the protocol passes more than rows with ids of their own need)
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, overload
 
 import numpy as np
@@ -69,13 +70,13 @@ class DurableRows:
     """
 
     keeps_priorities = True
-    has_own_ids = False  # they are the store's all the same, but `relive.memory` itself follows before each draw
+    has_own_ids = True
 
     def __init__(self, storage: SqliteStorage, find: Callable[[Ids], Ids]) -> None:
         self._storage = storage
         self._find = find
         self._transaction: Transaction | None = None
-        self._encoded: list[Row] = []
+        self._encoded: dict[int, Row] = {}  # by the identity of the experience
         self._noted: list[IndexChange] = []
         self._added: list[tuple[Ids, Floats]] = []
         self._touched = False
@@ -84,10 +85,17 @@ class DurableRows:
         self.free_rank = 0  # of the slot freed last
         self.free_bottom = 0
 
-    def begin(self, transaction: Transaction, encoded: Sequence[Row] = (), news: Changes | None = None) -> None:
-        """Opens the rows for writing; `encoded` are the rows of what will be appended, `news` what others did."""
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction is under way."""
+        return self._transaction is not None
+
+    def begin(
+        self, transaction: Transaction, encoded: Mapping[int, Row] = MappingProxyType({}), news: Changes | None = None
+    ) -> None:
+        """Opens the rows for writing: what may be appended, by ``id(experience)``, and what others did."""
         self._transaction = transaction
-        self._encoded = list(encoded)
+        self._encoded = dict(encoded)
         self._noted = []
         self._added = []
         self._news = news
@@ -103,16 +111,16 @@ class DurableRows:
         """Closes the rows for writing; whether anything of the index was changed since the last `end`."""
         touched, self._touched = self._touched, False
         self._transaction = None
-        self._encoded = []
+        self._encoded = {}
         self._noted = []
         self._added = []
         self._news = None
         return touched
 
     def append(self, experiences: Sequence[Any], priorities: Floats | None, victims: Ids, slots: Ids) -> Ids:
-        """Writes the next rows given to `begin`, and removes the victims; the new ids."""
+        """Writes what was given to `begin` for these experiences, and removes the victims; the new ids."""
         transaction = self._open()
-        rows, self._encoded = self._encoded[: len(experiences)], self._encoded[len(experiences) :]
+        rows = [self._encoded[id(experience)] for experience in experiences]
         if len(victims):
             self.evict(victims, self._find(victims))
         ids = np.array(transaction.append(rows), np.int64)

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -102,6 +103,7 @@ class SqliteStorage(StoreReads, Forkable):
         self._origin = secrets.randbits(62)
         self._writer = Writer(self._begin, self._pool.writing, self.path)
         self._closed = False
+        self._locks: list[AbstractContextManager[bool]] = []
         watch(self)
         _open_stores.add(self)
 
@@ -350,7 +352,9 @@ class SqliteStorage(StoreReads, Forkable):
             with immediate(connection):
                 sampling.fold(connection)
                 connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
+            connection.pragma("temp_store", 1)  # a file: all of the store passes through it
             connection.execute("VACUUM")
+            connection.pragma("temp_store", 2)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return before - self.path.stat().st_size
 
@@ -378,19 +382,31 @@ class SqliteStorage(StoreReads, Forkable):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def hold_at_forks(self, lock: AbstractContextManager[bool]) -> None:
+        """Has `lock` taken before each fork. It is one that is taken inside transactions, and held while reading."""
+        self._locks.append(lock)
+
     def before_fork(self) -> None:
         """Waits for the transaction and the reads under way and closes all connections."""
         self._writer.gate.acquire()
+        for lock in self._locks:
+            lock.__enter__()
         self._pool.pause()
 
     def after_fork_in_parent(self) -> None:
         """Goes on."""
         self._pool.resume()
+        self._release_locks()
         self._writer.gate.release()
+
+    def _release_locks(self) -> None:
+        for lock in reversed(self._locks):
+            lock.__exit__(None, None, None)
 
     def after_fork_in_child(self) -> None:
         """Starts with an empty queue and no connection; the ownership of the index stays with the parent."""
         self._pool.child()
+        self._release_locks()
         self._writer = Writer(self._begin, self._pool.writing, self.path)
         self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
         self._checkpointer = Checkpointer(self._pool.reading, self._busy_timeout)
