@@ -19,6 +19,7 @@ import msgspec
 from relive.storage import audit
 from relive.storage.connection import check_path, connect, errors_of, immediate, prepare
 from relive.storage.errors import DamagedStoreError, ReadOnlyStoreError, StoragePathError
+from relive.storage.sqlite import SqliteStorage
 
 
 class BackupReport(msgspec.Struct):
@@ -96,15 +97,10 @@ def compact(path: Path) -> CompactReport:
         StorageBusyError: others were using the store all the time.
         StorageFullError: not enough room; the store is as it was.
     """
-    check_path(path, readonly=True)
-    check_path(path, readonly=False)
+    check_path(path, readonly=True)  # one that is not there is not made
     before = _size(path)
-    with errors_of(path), closing(connect(path)) as connection:
-        prepare(connection, path, readonly=False)
-        connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
-        connection.pragma("temp_store", 1)  # a file: the whole store passes through it
-        connection.execute("VACUUM")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    with SqliteStorage(path) as storage:
+        storage.compact()
     return CompactReport(before, _size(path))
 
 
