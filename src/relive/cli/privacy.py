@@ -40,14 +40,16 @@ def forget(
     if json:
         print_json(report)
         return
+    what = f"{_count(report.experiences, 'experience')} of {_count(report.episodes, 'episode')}"
     _say(
-        f"Forgot {report.experiences:,} experiences of {report.episodes:,} episodes and {report.feedback:,} pieces of "
-        f"feedback; {file} has {report.bytes_after / 1e6:,.1f} MB now, {report.bytes_before / 1e6:,.1f} MB before."
+        f"Forgot {what} and {_count(report.feedback, 'piece')} of feedback; {file} has "
+        f"{report.bytes_after / 1e6:,.1f} MB now, {report.bytes_before / 1e6:,.1f} MB before."
     )
     for copy in report.copies:
         _say(f"The {copy.kind} of {copy.at:%Y-%m-%d %H:%M} UTC may still hold it: {copy.path}")
     if report.named_in_audit:
-        _say(f"{report.named_in_audit:,} entries of the audit name it as an author or a file (`relive audit {file}`).")
+        entries = _count(report.named_in_audit, "entry", "entries")
+        _say(f"It stays as an author or a file in {entries} of the audit (`relive audit {file}`).")
     _say("Copies that were made in another way are not known here, nor is what the disk keeps of overwritten blocks.")
 
 
@@ -77,6 +79,10 @@ def audit(
             _value(entry.after),
         )
     console().print(rows)
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _value(value: Any) -> Any:

@@ -27,6 +27,8 @@ Progress = Callable[[str, int, int], None]
 _BODIES = ("payload", "next_state")  # tables of compressed bodies
 _PART = 1000  # bodies written anew in one transaction
 _PART_BYTES = 16 << 20
+_PATIENCE = 3.0  # seconds for another's checkpoint; for readers SQLite has waited by itself
+_PAUSE = 0.02
 
 
 def overwrite_deleted(transaction: Transaction) -> None:
@@ -90,15 +92,25 @@ def purge(connection: apsw.Connection, path: Path) -> None:
         with immediate(connection):
             connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
         connection.execute("VACUUM")
-        busy = fetch(connection, "PRAGMA wal_checkpoint(TRUNCATE)")[0][0]
+        cut = _cut_log(connection)
     finally:
         connection.pragma("temp_store", 2)
         connection.pragma("secure_delete", 0)
-    if busy:
+    if not cut:
         raise StorageBusyError(
             f"It is deleted, but somebody keeps an older view of {path} open, which its log still holds; end that and "
             "forget again, to finish."
         )
+
+
+def _cut_log(connection: apsw.Connection) -> bool:
+    """Moves the log into the file and cuts it to nothing; False: somebody reads what is only in the log."""
+    started = time.monotonic()
+    while fetch(connection, "PRAGMA wal_checkpoint(TRUNCATE)")[0][0]:  # also while another moves it
+        if time.monotonic() - started > _PATIENCE:
+            return False
+        time.sleep(_PAUSE)
+    return True
 
 
 class _Part(NamedTuple):
