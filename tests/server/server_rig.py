@@ -104,6 +104,10 @@ def upstream_thread() -> Iterator[Upstream]:
         loop.close()
 
 
+STARTED: list["Process"] = []
+"""Every process of this test; what still runs at its end is killed."""
+
+
 class Process:
     """`relive serve` as a process of its own."""
 
@@ -118,6 +122,7 @@ class Process:
             text=True,
         )
         self.url = ""
+        STARTED.append(self)
 
     def ready(self) -> str:
         """Its address, once it takes requests."""
@@ -133,7 +138,7 @@ class Process:
         """Ends it; its exit code."""
         self.process.send_signal(number)
         try:
-            return self.process.wait(timeout=60)
+            return self.process.wait(timeout=120)
         finally:
             for pipe in (self.process.stdout, self.process.stderr):
                 if pipe is not None:

@@ -201,6 +201,7 @@ class Capture:
         models = (reader.model, upstream.model if upstream else None, self.request.model)
         cost = prices.cost(
             usage,
+            upstream.name if upstream else None,  # a route's own price holds for whatever model it is asked for
             *models,
             base_url=upstream.base_url if upstream else None,
             service_tier=reader.service_tier,

@@ -7,6 +7,7 @@ bound they are lost, counted and said. When the store takes writes again the spo
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -215,6 +216,10 @@ class Recorder:
         if self._draining is not None:
             self._draining.cancel()
             await asyncio.gather(self._draining, return_exceptions=True)
+        if self.waiting and not self.stuck:
+            with contextlib.suppress(ReliveError, OSError, TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._store_waiting()
         while self._held:
             held = self._held.popleft()
             try:
@@ -272,18 +277,22 @@ class Recorder:
         while self.waiting or self._failing:
             await self._sleep(RETRY)
             try:
-                await asyncio.wrap_future(self._storage.write(lambda _: None))
-                while self._held:
-                    held = self._held[0]
-                    await self._store([Waiting(held.uid, held.item)])
-                    self._held.popleft()
-                    self._held_bytes -= held.size
-                    held.safe(None)
-                for batch in self._spool.batches(_BATCH):
-                    await self._store(batch)
+                await self._store_waiting()
                 self._failing = False
             except (ReliveError, OSError) as error:
                 _log.warning("%d records wait for the store: %s", self.waiting, error)
+
+    async def _store_waiting(self) -> None:
+        """Stores all that waits, after a write that shows whether the store takes any."""
+        await asyncio.wrap_future(self._storage.write(lambda _: None))
+        while self._held:
+            held = self._held[0]
+            await self._store([Waiting(held.uid, held.item)])
+            self._held.popleft()
+            self._held_bytes -= held.size
+            held.safe(None)
+        for batch in self._spool.batches(_BATCH):
+            await self._store(batch)
 
     async def _store(self, batch: list[Waiting]) -> None:
         records = [(waiting.uid, waiting.item) for waiting in batch if isinstance(waiting.item, Transition)]

@@ -94,9 +94,9 @@ class AdminAPI:
         problems = ["the store does not take writes"] if recorder.stuck else []
         if recorder.stats.lost:
             problems.append(f"{recorder.stats.lost} records are lost")
-        status = "recording late" if recorder.stuck else "ok"
-        body = {"status": status, "problems": problems, "waiting": recorder.waiting}
-        return Response(pack(body, JSON), 503 if recorder.stuck else 200, media_type=JSON)
+        late = recorder.stuck or recorder.waiting > 0
+        body = {"status": "recording late" if late else "ok", "problems": problems, "waiting": recorder.waiting}
+        return Response(pack(body, JSON), 503 if late else 200, media_type=JSON)
 
     async def metrics(self, request: Request) -> Response:
         """Counts for Prometheus."""
@@ -203,7 +203,13 @@ class AdminAPI:
 
     async def stats(self, request: Request, body: Any) -> Any:
         """Figures of the memory."""
-        return (await asyncio.to_thread(self._memory.stats)).to_dict()
+
+        def look() -> dict[str, Any]:
+            if self._memory.storage.owns_index:
+                self._memory.follow()  # what the gateway recorded counts too
+            return self._memory.stats().to_dict()
+
+        return await asyncio.to_thread(look)
 
     async def usage(self, request: Request, body: Any) -> Any:
         """What calls used and cost."""

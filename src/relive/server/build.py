@@ -25,6 +25,7 @@ from relive.llm.retry import RetryPolicy
 from relive.memory import Memory
 from relive.rewards import RewardFunction, from_settings
 from relive.server.settings import Settings, SettingsError
+from relive.storage.connection import check_path
 from relive.storage.errors import IndexOwnedError
 from relive.storage.redaction import Redactor
 from relive.storage.sqlite import SqliteStorage
@@ -63,7 +64,12 @@ def beside(store: Path) -> Path:
 
 
 def open_keys(store: Path) -> tuple[Ledger, Keys]:
-    """The keys of the gateways beside a store."""
+    """The keys of the gateways beside a store.
+
+    Raises:
+        ReliveError: no store can be kept there, or what the gateway keeps beside it cannot be used.
+    """
+    check_path(store, readonly=False)
     ledger = Ledger(beside(store) / "ledger.db")
     return ledger, Keys(ledger, beside(store) / "secret")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -31,12 +32,12 @@ def serve(settings: Settings, *, on_ready: Callable[[str, Parts], None] | None =
     Raises:
         ReliveError: it cannot start; the message says why and what to do.
     """
-    logs.set_up(settings.server.log_level, settings.server.log_format)
     listening = listen(settings.server.host, settings.server.port)
     try:
         url = address(listening)
         parts = build(settings, url=url)
         try:
+            logs.set_up(settings.server.log_level, settings.server.log_format)
             for note in parts.notes:
                 _log.warning(note)
             _run(settings, parts, listening, lambda: on_ready(url, parts) if on_ready is not None else None)
@@ -99,5 +100,8 @@ def _run(settings: Settings, parts: Parts, listening: socket.socket, on_ready: C
     }
     config = uvicorn.Config(App(parts), **options)
     server = _Server(config, on_ready)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # the server raises the signal again once it has stopped; by then it has done its work
+        signal.signal(number, lambda *_: None)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(server.serve(sockets=[listening]))
