@@ -33,7 +33,7 @@ def ids_of(ids: npt.ArrayLike) -> Ids:
         BufferSettingError: they are not integers.
     """
     if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1 and ids.flags.c_contiguous:
-        return ids
+        return ids  # as a batch's are
     array = np.asarray(ids)
     if array.dtype.kind not in "iu" and array.size:
         raise BufferSettingError(f"ids have type {array.dtype}; they must be integers.")
@@ -46,6 +46,8 @@ def floats_of(name: str, values: npt.ArrayLike | None) -> Floats:
     Raises:
         InvalidPriorityError: they are not numbers.
     """
+    if isinstance(values, np.ndarray) and values.dtype == np.float64 and values.ndim == 1 and values.flags.c_contiguous:
+        return values
     try:
         return np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
