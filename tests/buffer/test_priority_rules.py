@@ -33,6 +33,11 @@ def step(state=0, action="a", **fields):
     return relive.Transition(state=state, action=action, **fields)
 
 
+def plain(state=0, action="a", **fields):
+    """The same without a time of its own, so that only the test's clock decides its age."""
+    return {"state": state, "action": action, **fields}
+
+
 def buffer_with(rule, **settings):
     return relive.ReplayBuffer(100, sampler=relive.Prioritized(1.0), priority=rule, **settings)
 
@@ -88,7 +93,7 @@ def test_of_an_id_named_twice_the_last_error_counts():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_error_changes_nothing(bad):
     buffer = buffer_with(TdError(epsilon=0.0) * Recency(10.0))
-    ids = buffer.add_batch([step(), step()])
+    ids = buffer.add_batch([plain(), plain()])
     before = shown(buffer, ids)
     with pytest.raises(InvalidPriorityError, match=f"experience {ids[1]}"):
         buffer.update_priorities(ids, td_errors=[3.0, bad])
@@ -149,9 +154,9 @@ def test_low_rewards_come_first():
 def test_recency_follows_the_clock_for_all_at_once(hyperbolic):
     clock = Clock()
     buffer = buffer_with(Recency(10.0, hyperbolic=hyperbolic, clock=clock))
-    first = buffer.add(step())
+    first = buffer.add(plain())
     clock.now += 5
-    second = buffer.add(step())
+    second = buffer.add(plain())
     clock.now += 5
 
     def expected(age):
@@ -213,8 +218,8 @@ def test_rules_functions_and_constants_multiply():
 def test_a_priority_by_hand_stands_until_something_becomes_known():
     clock = Clock()
     buffer = buffer_with(AbsReward(offset=0.0) * Recency(10.0, clock=clock))
-    by_hand = buffer.add(step(reward=1.0), priority=0.0)
-    ruled = buffer.add(step(reward=1.0))
+    by_hand = buffer.add(plain(reward=1.0), priority=0.0)
+    ruled = buffer.add(plain(reward=1.0))
     clock.now += 10
     assert shown(buffer, [by_hand, ruled]) == pytest.approx([0.0, math.exp(-1)], rel=1e-4)
     buffer.set_rewards([by_hand], [2.0])
@@ -245,7 +250,7 @@ def test_a_rule_goes_on_across_save_and_load(tmp_path):
         clock.now += 3
         buffer.add_batch(
             [
-                step(int(s), "a", group_id=str(g), outcome="success" if o > 2 else "failure")
+                plain(int(s), "a", group_id=str(g), outcome="success" if o > 2 else "failure")
                 for s, g, o in rng.integers(5, size=(6, 3))
             ]
         )
@@ -253,7 +258,7 @@ def test_a_rule_goes_on_across_save_and_load(tmp_path):
         buffer.update_priorities(batch.ids, td_errors=rng.normal(size=5))
     by_hand = buffer.sample(3).ids
     buffer.update_priorities(by_hand, [1.0, 2.0, 3.0])
-    buffer.add_batch([step(1, "a")] * 9)  # all are to be refreshed at the next draw
+    buffer.add_batch([plain(1, "a")] * 9)  # all are to be refreshed at the next draw
     clock.now += 0.3
     twin, later = make(Clock())
     buffer.save(tmp_path / "buffer")
@@ -266,7 +271,7 @@ def test_a_rule_goes_on_across_save_and_load(tmp_path):
         assert batches[0].ids.tolist() == batches[1].ids.tolist()
         for each, batch in zip((buffer, twin), batches, strict=True):
             each.update_priorities(batch.ids, td_errors=deltas)
-            each.add_batch([step(1, "a", group_id="0", outcome="success")] * 2)
+            each.add_batch([plain(1, "a", group_id="0", outcome="success")] * 2)
 
 
 def test_rules_refuse_settings_out_of_range():

@@ -91,8 +91,8 @@ class Contents:
 
     # ---- Coming and going
 
-    def _append(self, experiences: Experiences, priorities: Floats | None) -> Ids:
-        """Adds at most as many experiences as the capacity, with checked priorities."""
+    def _append(self, experiences: Experiences, priorities: Floats | None, sizes: Ids | None = None) -> Ids:
+        """Adds at most as many experiences as the capacity, with checked priorities and, where limited, their bytes."""
         index = self._index
         count = offered = count_of(experiences)
         first = index.next_id
@@ -104,17 +104,18 @@ class Contents:
             if len(places) < count:  # the others get ids that are gone at once
                 experiences, ids, count = take_of(experiences, places), ids[places], len(places)
                 priorities = None if priorities is None else priorities[places]
+                sizes = None if sizes is None else sizes[places]
                 if not self._rows.has_own_ids:
                     index.skip_to(int(ids[0]) if count else first + offered)
         else:
             victims = self._remover.victims(count - room) if count > room else NO_IDS
         if self._limits is not None:
-            victims = self._limits.victims(self._remover, self._view, self._rows, victims, experiences)
+            victims = self._limits.victims(self._remover, self._view, victims, sizes)
         if priorities is None and (self._rows.keeps_priorities or self._followers):
             priorities = np.full(count, index.default_priority(victims))
         own = self._rows.append(experiences, priorities, victims, index.propose(victims, count))
         stored = ids if own is None else own
-        self._commit(victims, stored, priorities, experiences)
+        self._commit(victims, stored, priorities, experiences, sizes)
         if admitted is None or count == offered:
             return stored
         self._added += offered - count
@@ -130,7 +131,14 @@ class Contents:
         """Whether anybody wants to know what comes and goes."""
         return bool(self._followers) or self._limits is not None or self._evaluation.rule is not None
 
-    def _commit(self, victims: Ids, ids: Ids, priorities: Floats | None, experiences: Experiences) -> None:
+    def _commit(
+        self,
+        victims: Ids,
+        ids: Ids,
+        priorities: Floats | None,
+        experiences: Experiences,
+        sizes: Ids | None = None,
+    ) -> None:
         """Tells index and selectors what the rows already hold."""
         if len(victims) and self._watched:
             slots = self._index.find(victims)
@@ -143,7 +151,7 @@ class Contents:
         if len(ids) and self._watched:
             slots = self._index.find(ids)
             if self._limits is not None:
-                self._limits.join(ids, slots, experiences, self._rows)
+                self._limits.join(ids, slots, experiences, sizes)
             self._evaluation.join(slots, experiences)
             if priorities is not None:
                 for selector in self._followers:

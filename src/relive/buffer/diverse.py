@@ -8,10 +8,10 @@ import numpy as np
 
 from relive.buffer.draws import chances, distinct
 from relive.buffer.errors import BufferSettingError
-from relive.buffer.fields import Key, labels, rows
+from relive.buffer.fields import Key, labels
 from relive.buffer.rows import NO_FLOATS, NO_IDS, Ids
 from relive.buffer.selector import Selection, Selector
-from relive.buffer.signatures import distances, of_experience
+from relive.buffer.signatures import distances, of_experiences
 from relive.buffer.slot_array import SlotArray
 
 POOL = 16
@@ -117,7 +117,7 @@ class Diverse(Selector):
             return
         slots = self.view.index.find(unknown)
         experiences = self.view.experiences(unknown)
-        self._signature[slots] = [of_experience(item, self._features) for item in rows(experiences)]
+        self._signature[slots] = of_experiences(experiences, self._features)
         if self._key is not None:
             boxed = np.empty(len(unknown), dtype=np.object_)
             boxed[:] = labels(experiences, self._key)

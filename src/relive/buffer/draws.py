@@ -37,6 +37,13 @@ def distinct(view: BufferView, count: int) -> Ids:
     return ids[earliest[np.argsort(arrival[earliest], kind="stable")]]
 
 
+def raw_priorities(view: BufferView, ids: Ids) -> Floats:
+    """The raw priority of each stored id, to the 7 digits that are kept, without looking for the shortest decimal."""
+    leaves = view.index.leaves(ids).astype(np.float64)
+    alpha = view.index.alpha
+    return leaves if alpha in (0.0, 1.0) else leaves ** (1.0 / alpha)
+
+
 def chances(view: BufferView, ids: Ids) -> Floats:
     """How likely one draw in proportion to the leaves is to choose each of these stored ids."""
     return view.index.leaves(ids).astype(np.float64) / view.index.total

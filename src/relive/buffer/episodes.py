@@ -56,9 +56,8 @@ class Links:
         self._previous = SlotArray(np.int64, -1)
         self._end = SlotArray(np.uint8, 0)
         self._reward = SlotArray(np.float64, np.nan)
-        self._step = SlotArray(np.int64, -1)
         self._first = SlotArray(np.bool_, False)
-        self._newest: dict[Hashable, int] = {}  # the last row of each episode that has not ended
+        self._newest: dict[Hashable, tuple[int, int]] = {}  # the last row of each episode that goes on, and its step
         self._episode_of: dict[int, Hashable] = {}  # and the other way round
 
     def join(self, view: BufferView, ids: Ids, experiences: Any) -> None:
@@ -71,19 +70,27 @@ class Links:
         self._previous[slots] = -1
         self._end[slots] = ends
         self._reward[slots] = numbers(experiences, fields.reward)
-        self._step[slots] = steps
-        self._first[slots] = steps == 0
+        first = steps == 0
+        followed: list[int] = []
+        following: list[int] = []
         rows = zip(ids.tolist(), labels(experiences, fields.episode), steps.tolist(), ends.tolist(), strict=True)
-        for id_, episode, step, ended in rows:
-            before = self._newest.pop(episode, None)
-            if before is not None:
+        for place, (id_, episode, step, ended) in enumerate(rows):
+            newest = self._newest.pop(episode, None)
+            if newest is not None:
+                before, its_step = newest
                 del self._episode_of[before]
-                self._link(view, before, id_, step)
+                if step < 0 or its_step + 1 == step:  # else a step between them was never recorded
+                    followed.append(before)
+                    following.append(id_)
             elif step < 0:
-                self._first[np.array([view.index.slot(id_)])] = True
+                first[place] = True
             if not ended:
-                self._newest[episode] = id_
+                self._newest[episode] = id_, step
                 self._episode_of[id_] = episode
+        self._first[slots] = first
+        befores, afters = np.array(followed, dtype=np.int64), np.array(following, dtype=np.int64)
+        self._next[view.index.find(befores)] = afters
+        self._previous[view.index.find(afters)] = befores
 
     def leave(self, view: BufferView, ids: Ids) -> None:
         """Rows leave; what followed them has no predecessor any more."""
@@ -166,14 +173,6 @@ class Links:
         result = np.full(len(ids), -1, dtype=np.int64)
         result[there] = links[slots[there]]
         return result
-
-    def _link(self, view: BufferView, before: int, id_: int, step: int) -> None:
-        index = view.index
-        first, second = np.array([index.slot(before)]), np.array([index.slot(id_)])
-        if step >= 0 and int(self._step[first][0]) + 1 != step:
-            return  # a step between them was never recorded
-        self._next[first] = id_
-        self._previous[second] = before
 
     def _steps(self, experiences: Any) -> Ids:
         steps = column(experiences, self._fields.step)

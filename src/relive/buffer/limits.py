@@ -89,8 +89,8 @@ class Limits:
             return np.full(count_of(experiences), row_bytes, dtype=np.int64)
         return np.array([estimated_bytes(item) for item in rows_of(experiences)], dtype=np.int64)
 
-    def check_new(self, rows: Rows, experiences: Any) -> None:
-        """Refuses what can never be stored.
+    def check_new(self, rows: Rows, experiences: Any) -> Ids | None:
+        """Refuses what can never be stored; bytes of each new experience, where they are limited.
 
         Raises:
             ExperienceTooLargeError: one alone is larger than the limit.
@@ -98,34 +98,34 @@ class Limits:
         """
         if self.staleness is not None:
             self.staleness.check_new(experiences)
-        if self.max_bytes is not None:
-            sizes = self.sizes(rows, experiences)
-            if len(sizes) and sizes.max() > self.max_bytes:
-                place = int(sizes.argmax())
-                raise ExperienceTooLargeError(
-                    f"New experience {place} takes about {sizes[place]} bytes and max_bytes is {self.max_bytes}; "
-                    "nothing was added."
-                )
-
-    def cuts(self, rows: Rows, experiences: Any, capacity: int) -> list[int]:
-        """Where to cut new experiences into parts each of which fits into an empty buffer, both ends included."""
-        count = count_of(experiences)
         if self.max_bytes is None:
+            return None
+        sizes = self.sizes(rows, experiences)
+        if len(sizes) and sizes.max() > self.max_bytes:
+            place = int(sizes.argmax())
+            raise ExperienceTooLargeError(
+                f"New experience {place} takes about {sizes[place]} bytes and max_bytes is {self.max_bytes}; "
+                "nothing was added."
+            )
+        return sizes
+
+    def cuts(self, sizes: Ids | None, count: int, capacity: int) -> list[int]:
+        """Where to cut new experiences into parts each of which fits into an empty buffer, both ends included."""
+        if sizes is None or self.max_bytes is None:
             return [*range(0, count, capacity), count]
         cuts, total = [0], 0
-        for place, size in enumerate(self.sizes(rows, experiences).tolist()):
+        for place, size in enumerate(sizes.tolist()):
             if place - cuts[-1] == capacity or total + size > self.max_bytes:
                 cuts.append(place)
                 total = 0
             total += size
         return [*cuts, count] if count else [0]
 
-    def victims(self, remover: Selector, view: BufferView, rows: Rows, already: Ids, experiences: Any) -> Ids:
+    def victims(self, remover: Selector, view: BufferView, already: Ids, sizes: Ids | None) -> Ids:
         """Who leaves for new experiences: those that leave `already`, and as many more as their bytes need."""
-        if self.max_bytes is None:
+        if sizes is None or self.max_bytes is None:
             return already
-        incoming = int(self.sizes(rows, experiences).sum())
-        needed = self.bytes - int(self._sizes[view.index.find(already)].sum()) + incoming - self.max_bytes
+        needed = self.bytes - int(self._sizes[view.index.find(already)].sum()) + int(sizes.sum()) - self.max_bytes
         stored = view.index.size
         asked = len(already)
         chosen = NO_IDS
@@ -139,12 +139,11 @@ class Limits:
                 break
         return np.concatenate([already, chosen])
 
-    def join(self, ids: Ids, slots: Ids, experiences: Any, rows: Rows) -> None:
+    def join(self, ids: Ids, slots: Ids, experiences: Any, sizes: Ids | None) -> None:
         """New experiences are stored."""
         self._ids[slots] = ids
         self._times[slots] = 0
-        if self.max_bytes is not None:
-            sizes = self.sizes(rows, experiences)
+        if sizes is not None:
             self._sizes[slots] = sizes
             self.bytes += int(sizes.sum())
         if self.max_age is not None:
@@ -316,7 +315,8 @@ class Limits:
         self._next_expiry = math.inf
         self._ages.births.clear()
         if len(ids):
-            self.join(ids, slots, experiences, rows)
+            sizes = None if self.max_bytes is None else self.sizes(rows, experiences)
+            self.join(ids, slots, experiences, sizes)
         if state is not None:
             self._times[slots] = state["times"]
             if self.max_age is not None and len(ids):

@@ -155,14 +155,19 @@ class ReplayBuffer(Contents):
                 experiences = list(experiences)
             count = count_of(experiences)
             cuts = [*range(0, count, self._capacity), count]
+            sizes = None
             if self._limits is not None:
-                self._limits.check_new(self._rows, experiences)
+                sizes = self._limits.check_new(self._rows, experiences)
                 self._limits.wait_to_insert(self._changed, count)
                 self._evict(self._limits.expired())
-                cuts = self._limits.cuts(self._rows, experiences, self._capacity)
+                cuts = self._limits.cuts(sizes, count, self._capacity)
             given = self._new_priorities(experiences, priorities)
             parts = [
-                self._append(part_of(experiences, start, stop), None if given is None else given[start:stop])
+                self._append(
+                    part_of(experiences, start, stop),
+                    None if given is None else given[start:stop],
+                    None if sizes is None else sizes[start:stop],
+                )
                 for start, stop in itertools.pairwise(cuts)
             ]
             ids = parts[0] if len(parts) == 1 else np.concatenate([NO_IDS, *parts])

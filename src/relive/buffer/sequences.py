@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from relive.buffer.composites import epsilon_of
+from relive.buffer.draws import raw_priorities
 from relive.buffer.episodes import EpisodeFields, Links
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.fields import Key, labels
 from relive.buffer.native_selectors import Uniform
-from relive.buffer.rows import NO_IDS, Floats, Ids
+from relive.buffer.rows import NO_FLOATS, NO_IDS, Floats, Ids
 from relive.buffer.selector import BufferView, Selection, Selector
 from relive.buffer.slot_array import SlotArray
 from relive.buffer.subset import Part
@@ -90,7 +91,7 @@ class Slices(_Sequences):
         for _ in range(self.length - 1):
             heads = self._links.previous(self.view, heads)
         heads = heads[heads >= 0]
-        self._insert_heads(heads, self.view.priorities(heads))
+        self._insert_heads(heads, raw_priorities(self.view, heads))
 
     def delete(self, ids: Ids) -> None:
         """No slice that holds one of these rows can be drawn any more."""
@@ -180,7 +181,12 @@ class _Whole(_Sequences):
         return heads[heads >= 0]
 
     def _priorities(self, heads: Ids) -> Floats:
-        return np.array([self.view.priorities(self._members[head]).mean() for head in heads.tolist()])
+        members = [self._members[head] for head in heads.tolist()]
+        if not members:
+            return NO_FLOATS
+        lengths = np.array([len(rows) for rows in members])
+        sums = np.add.reduceat(raw_priorities(self.view, np.concatenate(members)), np.cumsum(lengths) - lengths)
+        return np.asarray(sums / lengths, dtype=np.float64)
 
     def _keep(self, rows: Ids) -> int:
         head = int(rows[0])

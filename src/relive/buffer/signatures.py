@@ -3,14 +3,14 @@
 Near-copies differ in a few bits; what has nothing in common differs in about 32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from relive.buffer.fields import field
+from relive.buffer.fields import field, rows
 
 Signatures = npt.NDArray[np.uint64]
 
@@ -20,25 +20,49 @@ NGRAM = 5
 LONGEST_TEXT = 65_536
 """Bytes of a text that are looked at: its first and last halves, when it is longer."""
 
+_AT_ONCE = 16_384
+
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
-def simhash(text: bytes) -> np.uint64:
-    """SimHash of the n-grams of a text (Charikar 2002, "Similarity estimation techniques from rounding algorithms").
+def simhash(texts: Sequence[bytes]) -> Signatures:
+    """SimHash of the n-grams of each text (Charikar 2002, "Similarity estimation techniques from rounding algorithms").
 
-    Each different n-gram is hashed to 64 bits; bit k of the signature is what most of the hashes have there.
+    Each n-gram is hashed to 64 bits; bit k of a signature is what most of its text's hashes have there.
+
+    Returns:
+        uint64 ``[len(texts)]``.
     """
-    if len(text) > LONGEST_TEXT:
-        text = text[: LONGEST_TEXT // 2] + text[-LONGEST_TEXT // 2 :]
-    padded = np.frombuffer(text.ljust(NGRAM, b"\0"), dtype=np.uint8)
-    grams = np.zeros(len(padded) - NGRAM + 1, dtype=np.uint64)
+    signatures = np.empty(len(texts), dtype=np.uint64)
+    start = 0
+    while start < len(texts):  # so many at a time that their hashes' bits fit into the cache
+        stop, size = start, 0
+        while stop < len(texts) and (stop == start or size + len(texts[stop]) <= _AT_ONCE):
+            size += len(texts[stop])
+            stop += 1
+        signatures[start:stop] = _simhash(texts[start:stop])
+        start = stop
+    return signatures
+
+
+def _simhash(texts: Sequence[bytes]) -> Signatures:
+    cut = [
+        text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT // 2] + text[-LONGEST_TEXT // 2 :] for text in texts
+    ]
+    padded = [text.ljust(NGRAM, b"\0") for text in cut]
+    letters = np.frombuffer(b"".join(padded), dtype=np.uint8)
+    grams = np.zeros(len(letters) - NGRAM + 1, dtype=np.uint64)
     for place in range(NGRAM):
-        grams = (grams << np.uint64(8)) | padded[place : len(padded) - NGRAM + 1 + place]
-    hashes = _mix(np.unique(grams))
-    ones = np.unpackbits(hashes.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=0, dtype=np.int64)
-    return _packed(2 * ones > len(hashes))
+        grams = (grams << np.uint64(8)) | letters[place : len(letters) - NGRAM + 1 + place]
+    lengths = np.array([len(text) for text in padded])
+    starts = np.cumsum(lengths) - lengths
+    bits = np.unpackbits(_mix(grams).view(np.uint8).reshape(-1, 8), axis=1)
+    # The grams of a text are those that begin in it and do not reach into the next one.
+    edges = np.stack([starts, starts + lengths - NGRAM + 1], axis=1).reshape(-1)
+    ones = np.add.reduceat(np.concatenate([bits, np.zeros((1, 64), np.uint8)]), edges, axis=0, dtype=np.int64)[::2]
+    return np.packbits(2 * ones > (lengths - NGRAM + 1)[:, None], axis=1).view(np.uint64).reshape(-1)
 
 
 def projection_signs(vector: npt.NDArray[Any]) -> np.uint64:
@@ -50,38 +74,30 @@ def projection_signs(vector: npt.NDArray[Any]) -> np.uint64:
     return _packed(_projections(len(flat)) @ flat > 0)
 
 
-def signature(value: Any) -> np.uint64:
-    """Signature of anything: numeric arrays and lists of numbers by projections, text and JSON values by n-grams."""
-    if isinstance(value, bytes):
-        return simhash(value)
-    if isinstance(value, str):
-        return simhash(value.encode("utf-8", "replace"))
-    if isinstance(value, np.ndarray | list | tuple):
-        array = np.asarray(value) if _is_flat(value) else None
-        if array is not None and array.dtype.kind in "fiub" and array.size > 1:
-            return projection_signs(array)
-    return simhash(msgspec.json.encode(value, enc_hook=_as_json, order="sorted"))
-
-
-def of_experience(experience: Any, features: Callable[[Any], Any] | None = None) -> np.uint64:
-    """Signature of one experience.
+def of_experiences(experiences: Any, features: Callable[[Any], Any] | None = None) -> Signatures:
+    """Signature of each experience: numbers by projections, text and JSON values by n-grams.
 
     Args:
-        experience: A record, a mapping or anything else.
+        experiences: Records, mappings or anything else.
         features: What to compare: a text, a vector, a JSON value, or a ready 64-bit number. ``None``: state and action
             of what has them, the observation (``"obs"``) of a row of arrays, else the whole.
     """
-    if features is not None:
-        value = features(experience)
-        ready = isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= int(value) < 2**64
-        return np.uint64(value) if ready else signature(value)
-    state = field(experience, "state")
-    if state is not None:
-        if isinstance(state, np.ndarray):
-            return signature(state)
-        return signature([state, field(experience, "action")])
-    observation = field(experience, "obs")
-    return signature(experience if observation is None else observation)
+    items = rows(experiences)
+    signatures = np.empty(len(items), dtype=np.uint64)
+    texts: list[bytes] = []
+    places: list[int] = []
+    for place, item in enumerate(items):
+        value = _compared(item) if features is None else features(item)
+        if features is not None and isinstance(value, int | np.integer) and not isinstance(value, bool):
+            signatures[place] = np.uint64(value)
+        elif _is_vector(value):
+            signatures[place] = projection_signs(np.asarray(value))
+        else:
+            texts.append(_as_bytes(value))
+            places.append(place)
+    if texts:
+        signatures[places] = simhash(texts)
+    return signatures
 
 
 def distances(signatures: Signatures, one: np.uint64) -> npt.NDArray[np.float64]:
@@ -114,10 +130,30 @@ def _packed(bits: npt.NDArray[np.bool_]) -> np.uint64:
     return np.uint64(np.packbits(bits).view(np.uint64)[0])
 
 
-def _is_flat(value: Any) -> bool:
+def _compared(experience: Any) -> Any:
+    state = field(experience, "state")
+    if state is not None:
+        return state if isinstance(state, np.ndarray) else [state, field(experience, "action")]
+    observation = field(experience, "obs")
+    return experience if observation is None else observation
+
+
+def _is_vector(value: Any) -> bool:
     if isinstance(value, np.ndarray):
-        return True
-    return all(isinstance(item, int | float | np.number) for item in value)
+        return value.size > 1 and value.dtype.kind in "fiub"
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 1
+        and all(isinstance(item, int | float | np.number) and not isinstance(item, bool) for item in value)
+    )
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    return msgspec.json.encode(value, enc_hook=_as_json, order="sorted")
 
 
 def _as_json(value: Any) -> Any:
