@@ -1,27 +1,24 @@
 // Finds where a text holds what looks like a secret, or personal data, in one pass over its UTF-8 bytes.
 //
 // Recording redacts every experience before it is written, so a text that holds nothing must cost next to nothing:
-// a table tells for each two neighbouring bytes whether any of the marks below may be there (about half a nanosecond a
-// byte). Only then are the surroundings looked at, and every look is bounded, so that no text takes more
-// than linear time. What a find means, how far a password reaches and what it is replaced by is the business of
+// each two neighbouring bytes tell whether any mark of a secret may be there (a quarter of a nanosecond a byte). Only then
+// are the surroundings looked at, and every look is bounded, so that no text takes more than linear time. What a find means, how far a password reaches and what it is replaced by is the business of
 // relive/storage/redaction.py.
 
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <string>
-#include <string_view>
+#include <iterator>
 #include <vector>
+
+#include "secrets_marks.h"
+#include "secrets_text.h"
 
 namespace nb = nanobind;
 
 namespace {
-
-using Text = std::string_view;
 
 // What was found. Numbers are shared with redaction.py.
 enum Rule : std::uint8_t {
@@ -43,222 +40,7 @@ struct Find {
   Rule rule;
 };
 
-constexpr std::size_t kMostSpaces = 64;  // between a name and its value
-
-enum Class : std::uint16_t {
-  kUpper = 1,
-  kLower = 2,
-  kDigit = 4,
-  kDash = 8,  // - and _
-  kSpace = 16,
-  kQuote = 32,
-  kCredential = 64,  // what keys and tokens are made of, besides the above
-  kHigh = 128,       // part of a character outside ASCII
-  kOther = 256,      // any other printable character
-};
-constexpr unsigned kAlnum = kUpper | kLower | kDigit, kWord = kAlnum | kDash;
-constexpr unsigned kVisible = kWord | kCredential | kHigh | kOther;  // neither space, quote nor control character
-
-std::array<std::uint16_t, 256> make_classes() {
-  std::array<std::uint16_t, 256> classes{};
-  for (int c = 'A'; c <= 'Z'; ++c) classes[c] = kUpper;
-  for (int c = 'a'; c <= 'z'; ++c) classes[c] = kLower;
-  for (int c = '0'; c <= '9'; ++c) classes[c] = kDigit;
-  classes['-'] = classes['_'] = kDash;
-  for (unsigned char c : {' ', '\t', '\n', '\r'}) classes[c] = kSpace;
-  for (unsigned char c : {'"', '\'', '`'}) classes[c] = kQuote;
-  for (char c : Text("!#$&()*,:;<>?@[\\]^{}")) classes[static_cast<std::uint8_t>(c)] = kOther;
-  for (unsigned char c : {'.', '/', '+', '=', '~', '%', '|'}) classes[c] = kCredential;
-  for (int c = 128; c < 256; ++c) classes[c] = kHigh;
-  return classes;
-}
-
-const std::array<std::uint16_t, 256> kClasses = make_classes();
-
-bool is(char c, unsigned classes) { return kClasses[static_cast<std::uint8_t>(c)] & classes; }
-
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c; }
-
-bool starts_with(Text text, std::size_t at, Text what) { return text.substr(std::min(at, text.size()), what.size()) == what; }
-
-bool ends_with_name(Text text, std::size_t end, Text what) {  // letters in either case
-  if (end < what.size()) return false;
-  for (std::size_t i = 0; i < what.size(); ++i)
-    if (lower(text[end - what.size() + i]) != what[i]) return false;
-  return true;
-}
-
-std::size_t run(Text text, std::size_t at, unsigned classes, std::size_t most) {
-  std::size_t end = at;
-  const std::size_t limit = std::min(text.size(), at + most);
-  while (end < limit && is(text[end], classes)) ++end;
-  return end;
-}
-
-// A key of a provider: it begins with `prefix`, and `minimum` or more characters of `tail` follow.
-struct Prefix {
-  Text prefix;
-  unsigned tail;
-  std::uint16_t minimum;
-  bool mixed;     // the tail holds a capital letter or at least three digits (class names in HTML begin with sk- too)
-  bool exact;     // exactly `minimum` characters of the tail
-  std::uint8_t pair;  // which of the prefix's characters, with the next, is looked for: the rarest in ordinary text
-};
-
-const Prefix kPrefixes[] = {
-    {"sk-", kWord, 16, true, false, 1},          // OpenAI, Anthropic, OpenRouter, DeepSeek and others
-    {"sk_live_", kAlnum, 10, false, false, 1},   // Stripe
-    {"sk_test_", kAlnum, 10, false, false, 1},
-    {"rk_live_", kAlnum, 10, false, false, 1},
-    {"whsec_", kAlnum, 16, false, false, 4},
-    {"AIza", kWord, 12, false, false, 1},        // Google
-    {"ya29.", kWord, 20, false, false, 3},
-    {"GOCSPX-", kWord, 20, false, false, 5},
-    {"AKIA", kUpper | kDigit, 16, false, true, 2},  // Amazon
-    {"ASIA", kUpper | kDigit, 16, false, true, 2},
-    {"ghp_", kAlnum, 16, false, false, 2},       // GitHub
-    {"gho_", kAlnum, 16, false, false, 2},
-    {"ghu_", kAlnum, 16, false, false, 2},
-    {"ghs_", kAlnum, 16, false, false, 2},
-    {"ghr_", kAlnum, 16, false, false, 2},
-    {"github_pat_", kWord, 20, false, false, 5},
-    {"glpat-", kWord, 16, false, false, 4},      // GitLab
-    {"xoxb-", kWord, 10, false, false, 3},       // Slack
-    {"xoxp-", kWord, 10, false, false, 3},
-    {"xoxa-", kWord, 10, false, false, 3},
-    {"xoxr-", kWord, 10, false, false, 3},
-    {"xoxs-", kWord, 10, false, false, 3},
-    {"xoxe-", kWord, 10, false, false, 3},
-    {"xoxe.", kWord | kCredential, 10, false, false, 3},
-    {"xapp-", kWord, 10, false, false, 3},
-    {"hf_", kAlnum, 20, false, false, 1},        // Hugging Face
-    {"gsk_", kAlnum, 20, false, false, 2},       // Groq
-    {"xai-", kAlnum, 20, false, false, 2},
-    {"pplx-", kAlnum, 20, false, false, 3},
-    {"nvapi-", kWord, 20, false, false, 4},
-    {"tvly-", kWord, 16, true, false, 3},
-    {"r8_", kAlnum, 20, false, false, 1},        // Replicate
-    {"npm_", kAlnum, 20, false, false, 2},
-    {"pypi-", kWord, 40, true, false, 3},
-    {"SG.", kWord | kCredential, 40, true, false, 1},  // SendGrid
-    {"dop_v1_", kAlnum, 32, false, false, 5},    // DigitalOcean
-    {"shpat_", kAlnum, 20, false, false, 1},     // Shopify
-    {"lin_api_", kAlnum, 20, false, false, 6},
-    {"ntn_", kAlnum, 20, false, false, 2},       // Notion
-    {"AGE-SECRET-KEY-1", kUpper | kDigit, 20, false, false, 14},
-};
-
-// Names whose value is a secret. Any word may stand before them (db_password, accessToken).
-struct Name {
-  Text name;
-  std::uint8_t pair;  // which of its characters, with the next, is looked for: the rarest in ordinary text
-};
-
-const Name kNames[] = {
-    {"password", 3}, {"passwd", 3}, {"pwd", 1},   {"passphrase", 3}, {"passcode", 3},      {"passwort", 3},
-    {"secret", 2},   {"token", 2},  {"key", 0},   {"cookie", 3},     {"authorization", 6}, {"credential", 0},
-};
-
-// A key is a secret only by what stands before the word.
-const Text kKeys[] = {"api",        "access", "secret", "private", "account", "signing",
-                      "encryption", "master", "auth",   "shared",  "subscription"};
-
-const Text kParameters[] = {"key", "sig", "signature", "code", "auth"};
-
 const Text kHeaders[] = {"authorization", "cookie", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key"};
-
-struct Marks {
-  std::array<std::uint8_t, 65536> group{};  // for each two bytes: which of `groups` looks further; 0: none
-  struct Mark {
-    enum Kind : std::uint8_t { kPrefixMark, kNameMark, kJwt, kBearer, kUrlMark, kPemMark, kParameter, kEscape } kind;
-    std::uint8_t index, offset;
-    Text text;  // what stands there; only its character beside the pair is looked at, which ends most looks at once
-    std::int8_t beside = 0;
-    char character = 0;
-  };
-  std::vector<std::vector<Mark>> groups{{}};
-
-  void add(char first, char second, Mark mark) {
-    const unsigned pair = static_cast<std::uint8_t>(first) | static_cast<unsigned>(static_cast<std::uint8_t>(second)) << 8;
-    if (!group[pair]) {
-      group[pair] = static_cast<std::uint8_t>(groups.size());
-      groups.emplace_back();
-    }
-    if (mark.text.size() > 2) {
-      const bool after = mark.offset + 2u < mark.text.size();
-      mark.beside = after ? 2 : -1;
-      mark.character = lower(mark.text[mark.offset + mark.beside]);
-    }
-    groups[group[pair]].push_back(mark);
-  }
-
-  void add_any_case(char first, char second, Mark mark) {
-    const auto upper = [](char c) { return static_cast<char>(c & ~0x20); };
-    for (char a : {first, upper(first)})
-      for (char b : {second, upper(second)}) add(a, b, mark);
-  }
-
-  Marks() {
-    for (std::uint8_t i = 0; i < std::size(kPrefixes); ++i) {
-      const Prefix& key = kPrefixes[i];
-      add(key.prefix[key.pair], key.prefix[key.pair + 1], {Mark::kPrefixMark, i, key.pair, key.prefix});
-    }
-    for (std::uint8_t i = 0; i < std::size(kNames); ++i) {
-      const auto [name, pair] = kNames[i];
-      add_any_case(name[pair], name[pair + 1], {Mark::kNameMark, i, pair, name});
-    }
-    for (std::uint8_t i = 0; i < std::size(kParameters); ++i)
-      for (char before : {'?', '&', ';'}) add(before, kParameters[i][0], {Mark::kParameter, i, 0, {}});
-    add('y', 'J', {Mark::kJwt, 0, 1, "eyJ"});
-    add_any_case('b', 'e', {Mark::kBearer, 0, 0, "bearer"});
-    add('/', '/', {Mark::kUrlMark, 0, 1, "://"});
-    add('-', 'B', {Mark::kPemMark, 0, 4, "-----BEGIN"});
-    add('\\', '/', {Mark::kEscape, 0, 0, {}});
-    add('\\', 'u', {Mark::kEscape, 0, 0, "\\u0"});
-  }
-};
-
-const Marks kMarks;
-
-// Whether a key may begin here: no letter, digit or dash before it, save the tail of an escape (\n, \u003d, %3D).
-bool begins(Text text, std::size_t at) {
-  if (at == 0 || !is(text[at - 1], kWord)) return true;
-  if (at >= 2 && text[at - 2] == '\\') return std::memchr("nrtbf", text[at - 1], 5) != nullptr;
-  if (at >= 6 && text[at - 6] == '\\' && text[at - 5] == 'u') return true;
-  return at >= 3 && text[at - 3] == '%';
-}
-
-constexpr std::size_t kMostBackslashes = 1024;  // before a quote in JSON inside text: 2^level - 1
-
-std::size_t skip_backslashes(Text text, std::size_t at) {
-  const std::size_t limit = std::min(text.size(), at + kMostBackslashes);
-  while (at < limit && text[at] == '\\') ++at;
-  return at;
-}
-
-// Skips what may stand behind a name: quotes, each with the backslashes of JSON inside text.
-std::size_t skip_quotes(Text text, std::size_t at) {
-  for (int i = 0; i < 4; ++i) {
-    const std::size_t quote = skip_backslashes(text, at);
-    if (quote >= text.size() || !is(text[quote], kQuote)) break;
-    at = quote + 1;
-  }
-  return at;
-}
-
-// Skips spaces and line ends, written as themselves or as JSON escapes.
-std::size_t skip_spaces(Text text, std::size_t at, std::size_t most) {
-  for (std::size_t i = 0; i < most && at < text.size(); ++i) {
-    if (is(text[at], kSpace)) {
-      ++at;
-      continue;
-    }
-    const std::size_t letter = skip_backslashes(text, at);
-    if (letter == at || letter >= text.size() || std::memchr("nrt", text[letter], 3) == nullptr) break;
-    at = letter + 1;
-  }
-  return at;
-}
 
 bool looks_mixed(Text text) {
   int digits = 0;
@@ -476,6 +258,19 @@ bool find_at(Text text, std::size_t at, const Marks::Mark& mark, bool encoded, F
   return false;
 }
 
+#ifdef RELIVE_HAS_PAIR_FILTER
+// Calls `look(at)` for the positions before `last` that the filter lets through, until it says false; returns up to where
+// it came, or `last` if it was told to end.
+template <class Look>
+__attribute__((target("ssse3"))) std::size_t sift(const std::uint8_t* bytes, std::size_t last, Look look) {
+  std::size_t at = 0;
+  for (; at + 16 <= last; at += 16)
+    for (unsigned marked = kMarks.filter.marked(bytes + at); marked; marked &= marked - 1)
+      if (!look(at + static_cast<std::size_t>(__builtin_ctz(marked)))) return last;
+  return at;
+}
+#endif
+
 // Calls `report(find)` for what is found, until it says false.
 template <class Report>
 void find_secrets(Text text, bool encoded, Report report) {
@@ -493,19 +288,12 @@ void find_secrets(Text text, bool encoded, Report report) {
     }
     return true;
   };
-  constexpr std::size_t kStep = 8;
   std::size_t at = 0;
-  for (; at + kStep <= last; at += kStep) {  // one branch for eight positions: few of them are marked
-    std::uint64_t marked = 0;
-    for (std::size_t i = 0; i < kStep; ++i) marked |= std::uint64_t{group_at(at + i)} << 8 * i;
-    while (marked) {
-      const auto i = static_cast<unsigned>(__builtin_ctzll(marked)) / 8;
-      if (!look(at + i)) return;
-      marked &= ~(std::uint64_t{255} << 8 * i);
-    }
-  }
+#ifdef RELIVE_HAS_PAIR_FILTER
+  if (PairFilter::supported()) at = sift(bytes, last, look);
+#endif
   for (; at < last; ++at)
-    if (!look(at)) return;
+    if (group_at(at) && !look(at)) return;
 }
 
 template <class Report>
@@ -608,10 +396,28 @@ void find_all(Text text, unsigned search, bool encoded, Report report) {
 
 Text text_of(nb::bytes data) { return {data.c_str(), data.size()}; }
 
-bool suspicious(nb::bytes json, unsigned search) {
+bool is_suspicious(Text json, unsigned search) {
   bool found = false;
-  find_all(text_of(json), search, true, [&](const Find&) { return !(found = true); });
+  find_all(json, search, true, [&](const Find&) { return !(found = true); });
   return found;
+}
+
+bool suspicious(nb::bytes json, unsigned search) { return is_suspicious(text_of(json), search); }
+
+bool suspicious_record(nb::bytes json, nb::tuple texts, nb::tuple tags, unsigned search) {
+  if (is_suspicious(text_of(json), search)) return true;
+  for (const nb::tuple& some : {texts, tags})
+    for (nb::handle text : some) {
+      if (!PyUnicode_Check(text.ptr())) continue;  // None, or what is refused later by name
+      Py_ssize_t size = 0;
+      const char* utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+      if (utf8 == nullptr) {  // half a surrogate pair: whoever asks looks closer
+        PyErr_Clear();
+        return true;
+      }
+      if (is_suspicious({utf8, static_cast<std::size_t>(size)}, search)) return true;
+    }
+  return false;
 }
 
 nb::list find(nb::bytes text, unsigned search) {
@@ -629,6 +435,8 @@ NB_MODULE(_secrets, m) {
   m.doc() = "Finds secrets and personal data in UTF-8 text; see relive.storage.redaction.";
   m.def("suspicious", &suspicious, nb::arg("json"), nb::arg("search"),
         "Whether JSON text may hold something to redact; never misses what `find` sees in its strings.");
+  m.def("suspicious_record", &suspicious_record, nb::arg("json"), nb::arg("texts"), nb::arg("tags"), nb::arg("search"),
+        "The same of JSON text and of some texts beside it; what is no text is passed over.");
   m.def("find", &find, nb::arg("text"), nb::arg("search"),
         "What the text may hold, as (start, end, rule) by start; bounds are byte positions.");
 }

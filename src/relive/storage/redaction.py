@@ -75,6 +75,7 @@ class Redactor:
         self._hash_key = hash_key
         self._patterns = {name: _compiled(name, pattern) for name, pattern in (patterns or {}).items()}
         self._idle = not self._search and not self._patterns and content
+        self._by_scan = content and not self._patterns  # the scanner alone can tell that there is nothing
 
     def suspicious(self, payload: bytes) -> bool:
         """Whether JSON text may hold something to take out; ``False`` is certain. A few microseconds for 4 KB."""
@@ -99,7 +100,13 @@ class Redactor:
             Both themselves where nothing was found, else changed copies; and the number of replacements by kind.
         """
         counts: Counts = {}
-        if self._idle:
+        t = transition
+        if self._idle or (
+            self._by_scan
+            and not _secrets.suspicious_record(
+                payload, (t.agent, t.episode_id, t.group_id, t.policy, t.error), tuple(t.tags), self._search
+            )
+        ):
             return transition, payload, counts
         changes: dict[str, Any] = {}
         if not self.content or self.suspicious(payload):
@@ -116,10 +123,6 @@ class Redactor:
     def _measures(self, transition: Transition, counts: Counts) -> dict[str, Any]:
         """Which of the texts beside the payload change, and to what."""
         t = transition
-        fields = (t.agent, t.episode_id, t.group_id, t.policy, t.error, *t.tags)
-        texts = [text for text in fields if isinstance(text, str)]  # what else stands there is refused later, by name
-        if self.content and not self.suspicious("\n".join(texts).encode(errors="surrogatepass")):
-            return {}
         changes: dict[str, Any] = {
             "tags": tuple(self._text(tag, counts) if isinstance(tag, str) else tag for tag in t.tags)
         }
