@@ -9,8 +9,9 @@ What holds here:
 - The demonstrations fit a token budget, the least alike are left out first, and the most alike stands last, next to the
   question: small models copy what they read last.
 
-Failures are used as well, but not shown: an action that failed in situations like this one, and did not succeed in
-others as much like it, is *ruled out* (`Recall.allowed`).
+Failures are used as well, but not shown. A success is shown only if it is among the nearest experiences, failures
+counted: what merely shares common words with the question would mislead more than it helps. And an action that failed
+in situations like this one, and did not succeed in others as much like it, is *ruled out* (`Recall.allowed`).
 """
 
 import json
@@ -26,9 +27,9 @@ from relive.storage.text import state_text
 
 Message = dict[str, Any]
 
+_KNOWN: tuple[Outcome, ...] = ("success", "failure")
 _TURN_BORDER = re.compile(r"<\|([a-z_0-9]{1,32})\|>|\[(/?INST)\]|<(/?)(start_of_turn|end_of_turn|s)>", re.IGNORECASE)
-_WEIGHT_OF_FAILURE = 0.5
-_SPREAD = 4  # candidates looked at for each demonstration wanted: doubles and those over the budget fall out
+_SPREAD = 4  # random candidates for each demonstration wanted: doubles and those over the budget fall out
 
 
 class SearchableMemory(Protocol):
@@ -75,9 +76,10 @@ class Recall:
     Args:
         memory: Where experiences are.
         demonstrations: At most so many are shown. Default 4.
+        neighbours: Of the past experiences with a known outcome, the so many most alike are looked at: the successes
+            among them can be shown, and together they rule actions out. Default 12.
         token_budget: At most so many tokens of demonstrations, by `count_tokens`. Default 1,000.
         agent: Only experiences of this agent; ``None``: of all.
-        failures: How many similar failures `allowed` looks at; 0: it rules nothing out. Default 40.
         count_tokens: Tokens of a text; by default an estimate, see `estimate_tokens`.
 
     Raises:
@@ -89,24 +91,38 @@ class Recall:
         memory: SearchableMemory,
         *,
         demonstrations: int = 4,
+        neighbours: int = 12,
         token_budget: int = 1_000,
         agent: str | None = None,
-        failures: int = 40,
         count_tokens: Callable[[str], int] | None = None,
     ) -> None:
         for name, value in {
             "demonstrations": demonstrations,
+            "neighbours": neighbours,
             "token_budget": token_budget,
-            "failures": failures,
         }.items():
             if value < 0:
                 raise ValueError(f"{name} is {value}; it must be at least 0.")
         self.memory = memory
         self.demonstrations = demonstrations
+        self.neighbours = neighbours
         self.token_budget = token_budget
         self.agent = agent
-        self.failures = failures
         self._count_tokens = count_tokens or estimate_tokens
+
+    def nearest(self, text: str) -> list[Recalled]:
+        """The past experiences with a known outcome that are most alike, the best first; ties go to the later one.
+
+        Args:
+            text: What is asked, as `relive.storage.text.state_text` gives it.
+        """
+        if not self.neighbours:
+            return []
+        found: list[tuple[int, float]] = []
+        for outcome in _KNOWN:
+            found += self.memory.search(text, outcome=outcome, agent=self.agent, limit=self.neighbours)
+        found.sort(key=lambda one: (one[1], one[0]), reverse=True)
+        return _load(self.memory, found[: self.neighbours])
 
     def candidates(self, text: str) -> list[Recalled]:
         """Past successes in the order in which they are to be considered; a subclass may find them in another way.
@@ -114,7 +130,7 @@ class Recall:
         Args:
             text: What is asked, as `relive.storage.text.state_text` gives it.
         """
-        return self._similar(text, "success", self.demonstrations * _SPREAD)
+        return [one for one in self.nearest(text) if one.transition.outcome == "success"]
 
     def find(self, state: Any, *, show: Callable[[Any], str] | None = None) -> list[Recalled]:
         """The demonstrations for a state, within the budget, the most alike last.
@@ -160,8 +176,8 @@ class Recall:
     def allowed(self, state: Any, actions: Sequence[Any]) -> list[Any]:
         """The actions that experience does not rule out, in the given order; all of them if it rules out every one.
 
-        For each action the squared scores of similar successes are added up, and half of those of similar failures
-        taken off. Below 0 it is ruled out; an action that nobody tried in a similar situation stays in.
+        For each action the squared scores of its successes among the nearest experiences are added up, and those of
+        its failures taken off. Below 0 it is ruled out; an action that was not tried there stays in.
 
         Args:
             state: The present state.
@@ -173,19 +189,12 @@ class Recall:
 
     def evidence(self, state: Any, actions: Sequence[Any]) -> list[float]:
         """For each action what speaks for it (above 0) or against it (below 0); 0 where nothing is known."""
-        if not self.failures:
-            return [0.0] * len(actions)
-        text = state_text(state)
         value = {_key(action): 0.0 for action in actions}
-        for weight, outcome in ((1.0, "success"), (-_WEIGHT_OF_FAILURE, "failure")):
-            for one in self._similar(text, outcome, self.failures):
-                key = _key(one.transition.action)
-                if key in value:
-                    value[key] += weight * one.score**2
+        for one in self.nearest(state_text(state)):
+            key = _key(one.transition.action)
+            if key in value:
+                value[key] += one.score**2 if one.transition.outcome == "success" else -(one.score**2)
         return [value[_key(action)] for action in actions]
-
-    def _similar(self, text: str, outcome: Any, limit: int) -> list[Recalled]:
-        return _load(self.memory, self.memory.search(text, outcome=outcome, agent=self.agent, limit=limit))
 
 
 class RandomRecall(Recall):
@@ -195,7 +204,7 @@ class RandomRecall(Recall):
         memory: Where experiences are.
         successes: Ids of the successes to draw from, asked at each question.
         seed: Seed of the draws.
-        options: As for `Recall`.
+        options: As for `Recall`; with no neighbours it rules nothing out.
     """
 
     def __init__(
@@ -206,7 +215,7 @@ class RandomRecall(Recall):
         seed: int | Sequence[int] = 0,
         **options: Any,
     ) -> None:
-        super().__init__(memory, **{"failures": 0, **options})
+        super().__init__(memory, **{**options, "neighbours": 0})
         self._successes = successes
         self._rng = np.random.default_rng(seed)
 
