@@ -27,9 +27,8 @@ import zstandard
 import relive
 from _report import Bar, report
 from relive import Transition
-from relive.storage import SqliteStorage, record
+from relive.storage import SqliteStorage, dictionaries, record
 from relive.storage.codec import Compressor
-from relive.storage.dictionaries import train
 
 TALK = Path(__file__).parents[1] / "tests" / "data" / "tau_bench" / "gpt-4o-airline.json.zst"
 DISTINCT = 20_000
@@ -158,7 +157,10 @@ class Bench:
         """Rows a second of a file that encodes the same rows and is synced after each batch: the limit."""
         batches = self.batches(rows, batch)
         compress = Compressor(
-            (16, train([record.encode(t, with_text=False).payload for t in self.experiences[:3000]]) or b"")
+            (
+                16,
+                dictionaries.train([record.encode(t, with_text=False).payload for t in self.experiences[:3000]]) or b"",
+            )
         )
         with self.fresh("plain.log").open("wb", buffering=0) as file:
             start = time.perf_counter()
@@ -184,10 +186,9 @@ class Bench:
 
 def give_dictionary(store: SqliteStorage, experiences: list[Transition]) -> None:
     """A dictionary as the store trains one by itself after 3,000 rows."""
-    body = train([record.encode(t, with_text=False).payload for t in experiences])
+    body = dictionaries.train([record.encode(t, with_text=False).payload for t in experiences])
     if body is not None:
-        store._keep_dictionary(body)
-        store.flush()
+        store.write(lambda transaction: dictionaries.add(transaction.connection, body, 0)).result()
 
 
 def ratios(rounds: int, *runs: Callable[[], float]) -> list[list[float]]:

@@ -44,6 +44,12 @@ _DELETE = tuple(
 )
 
 
+_STATE = """SELECT next_id, rows, bytes, evicted, (SELECT max(id) FROM dictionary), (SELECT max(number) FROM change),
+    (SELECT stored_at FROM experience ORDER BY id DESC LIMIT 1),
+    EXISTS (SELECT 1 FROM feedback WHERE episode_id IS NOT NULL),
+    (SELECT max(experience_id) FROM feedback WHERE experience_id IS NOT NULL) FROM total"""
+
+
 class Transaction:
     """The write side of a store inside one transaction; made by the writer, valid until its end."""
 
@@ -53,11 +59,12 @@ class Transaction:
         self.compress = compress
         self._origin = origin
         self._ends: list[Callable[[bool], None]] = []
-        self._next_id, self._rows, self._bytes, self._evicted, dictionary = fetch(
-            connection, "SELECT next_id, rows, bytes, evicted, (SELECT max(id) FROM dictionary) FROM total"
-        )[0]
-        self.dictionary: int | None = dictionary
-        self._number: int = connection.execute("SELECT coalesce(max(number), 0) FROM change").get
+        state = fetch(connection, _STATE)[0]
+        self._next_id, self._rows, self._bytes, self._evicted = self._totals = state[:4]
+        self.dictionary: int | None = state[4]
+        self._number: int = state[5] or 0
+        self._newest: int = state[6] or 0  # when the newest experience was stored
+        self._feedback_waits = bool(state[7]) or (state[8] or 0) >= self._next_id
         self._first_number = self._number + 1
         self._index_changed = False
         self._clock: int | None = None
@@ -112,7 +119,8 @@ class Transaction:
         self._next_id = number
         self._rows += len(new)
         self._bytes += sum(sizes)
-        feedback_rule.settle(self.connection, feedback_rule.waiting_for(self.connection, first, number - 1))
+        if self._feedback_waits:
+            feedback_rule.settle(self.connection, feedback_rule.waiting_for(self.connection, first, number - 1))
         self._note(ADDED, first, number - 1)
         return ids
 
@@ -144,6 +152,7 @@ class Transaction:
 
     def feedback(self, values: tuple[Any, ...]) -> int:
         """Writes one feedback, settles rewards and outcomes; returns how many stored experiences it is about."""
+        self._feedback_waits = True
         before = feedback_rule.said(self.connection, values)
         ids = feedback_rule.write(self.connection, values, time.time_ns() // 1000)
         after = feedback_rule.said(self.connection, values)
@@ -262,10 +271,9 @@ class Transaction:
 
     def finish(self) -> None:
         """Writes what is kept once a transaction; the writer commits next."""
-        self.connection.execute(
-            "UPDATE total SET next_id = ?, rows = ?, bytes = ?, evicted = ?",
-            (self._next_id, self._rows, self._bytes, self._evicted),
-        )
+        totals = (self._next_id, self._rows, self._bytes, self._evicted)
+        if totals != self._totals:
+            self.connection.execute("UPDATE total SET next_id = ?, rows = ?, bytes = ?, evicted = ?", totals)
         if self._number // 1024 != (self._first_number - 1) // 1024:
             self.connection.execute("DELETE FROM change WHERE number <= ?", (self._number - KEPT_CHANGES,))
         if self._index_changed:
@@ -289,8 +297,7 @@ class Transaction:
     def _now(self) -> int:
         """Microseconds since 1970 UTC, but never less than what was stored before: clocks are set back."""
         if self._clock is None:
-            newest = self.connection.execute("SELECT stored_at FROM experience ORDER BY id DESC LIMIT 1").get
-            self._clock = max(time.time_ns() // 1000, newest or 0)
+            self._clock = max(time.time_ns() // 1000, self._newest)
         return self._clock
 
     def _has_uid(self, uid: bytes) -> bool:
