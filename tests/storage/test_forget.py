@@ -215,7 +215,9 @@ def test_forgetting_is_written_down_without_what_was_forgotten(store: SqliteStor
     assert NAME.lower().encode() not in bytes_in(path.parent).lower()
 
 
-def test_the_report_names_copies_that_may_hold_it_still_and_authors_in_the_audit(store: SqliteStorage) -> None:
+def test_the_report_names_copies_that_may_hold_it_still_and_authors_in_the_audit(
+    store: SqliteStorage, path: Path
+) -> None:
     def copy(kind: str, to: str) -> None:
         store.write(lambda transaction: transaction.audit(kind, target=to)).result()
 
@@ -224,7 +226,10 @@ def test_the_report_names_copies_that_may_hold_it_still_and_authors_in_the_audit
     copy("backup", "/backups/tuesday.db")
     copy("export", "/out/all.jsonl")
     store.feedback(Feedback(experience_id=1, source=f"judge {NAME}", reward=1.0))
+    (path.parent / f"{path.name}.gateway").mkdir()
+    (path.parent / "other.db").touch()
     report = forget.forget(store, Selection(match=NAME))
+    assert report.beside == [f"{path}.gateway"]
     assert [(c.kind, c.path) for c in report.copies] == [
         ("backup", "/backups/tuesday.db"),
         ("export", "/out/all.jsonl"),

@@ -47,6 +47,8 @@ def forget(
     )
     for copy in report.copies:
         _say(f"The {copy.kind} of {copy.at:%Y-%m-%d %H:%M} UTC may still hold it: {copy.path}")
+    for other in report.beside:
+        _say(f"Not looked through: {other}")
     if report.named_in_audit:
         entries = _count(report.named_in_audit, "entry", "entries")
         _say(f"It stays as an author or a file in {entries} of the audit (`relive audit {file}`).")

@@ -26,8 +26,8 @@ class AuditEntry(msgspec.Struct, frozen=True):
         number: Its number, rising in the order of commits.
         at: When, UTC.
         who: The source of a feedback, else the user of the operating system, or whom a server let in.
-        action: ``feedback``, ``priority``, ``forget``, ``import``, ``export``, ``backup``, ``settings``, and what later
-            parts add.
+        action: ``feedback``, ``priority``, ``forget``, ``import``, ``export``, ``backup``, ``recover``, ``settings``,
+            and what later parts add.
         target: What it was done to.
         before: What held before, any JSON value; ``None``: nothing.
         after: What holds now; ``None``: nothing.

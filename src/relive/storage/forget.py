@@ -88,6 +88,8 @@ class Forgotten(msgspec.Struct, frozen=True):
         token_traces: How many of the experiences had tokens.
         rewritten: Payloads and next states that were written anew because their dictionary may have held traces.
         copies: Backups and exports, known to the store, that may still hold what was forgotten.
+        beside: Files and folders beside the store whose names begin like it and which are not its own, such as a
+            gateway's with records that wait to be written; they were not looked through.
         named_in_audit: Entries of the audit whose author or target still holds the text that was looked for.
         bytes_before: Size of the file and its log before.
         bytes_after: And after.
@@ -99,6 +101,7 @@ class Forgotten(msgspec.Struct, frozen=True):
     token_traces: int
     rewritten: int
     copies: list[Copy]
+    beside: list[str]
     named_in_audit: int
     bytes_before: int
     bytes_after: int
@@ -151,6 +154,7 @@ def forget(
         token_traces=deleted.token_traces,
         rewritten=rewritten,
         copies=_copies(store, deleted.since),
+        beside=_beside(store.path),
         named_in_audit=_named_in_audit(store, selection),
         bytes_before=before,
         bytes_after=_size(store.path),
@@ -313,6 +317,12 @@ def _copies(store: SqliteStorage, since: int | None) -> list[Copy]:
         for action in ("backup", "export")
         for entry in store.audit(action=action, since=moment(since), limit=_MOST_COPIES)
     ]
+
+
+def _beside(path: Path) -> list[str]:
+    own = {path.name, *(f"{path.name}-{suffix}" for suffix in ("wal", "shm", "owner"))}
+    names = (file.name for file in path.parent.iterdir())
+    return sorted(str(path.parent / name) for name in names if name.startswith(path.name) and name not in own)
 
 
 def _named_in_audit(store: SqliteStorage, selection: Selection) -> int:
