@@ -209,7 +209,7 @@ class Limits:
             short = len(drawn.ids) < missing
             missing -= int(allowed.sum())
             if short or missing <= 0 or drawn.lengths is not None:
-                return _joined(parts), exhausted
+                return _joined(parts), np.unique(exhausted)
             silence(used_up)
 
     # ---- Rate
