@@ -128,3 +128,14 @@ def test_a_failed_write_leaves_a_task_balanced_memory_as_it_was():
 def test_a_share_must_be_positive():
     with pytest.raises(BufferSettingError, match="positive"):
         TaskBalanced("task", shares={"A": 0.0})
+
+
+def test_rows_of_arrays_are_kept_in_balance_too():
+    storage = relive.ArrayStorage({"task": "i8", "n": "i8"})
+    buffer = relive.ReplayBuffer(30, storage=storage, sampler=relive.Uniform(), remover=TaskBalanced("task"))
+    for task, count in ((0, 100), (1, 100), (2, 4)):
+        ids = buffer.add_batch({"task": np.full(count, task), "n": np.arange(count)})
+        assert len(ids) == count
+    batch = buffer.sample(31)
+    assert np.bincount(batch["task"]).tolist() == [13, 13, 4]
+    assert len(set(zip(batch["task"].tolist(), batch["n"].tolist(), strict=True))) == 30
