@@ -38,7 +38,7 @@ class Lifo(Selector):
             low = max(0, index.next_id - window)
             ids = np.arange(index.next_id - 1, low - 1, -1, dtype=np.int64)
             if window > 4 * index.size + 64:  # many ids have left: look only at those that are stored
-                ids, low = self.view.ids()[::-1], 0
+                ids, low = np.ascontiguousarray(self.view.ids()[::-1]), 0
             leaves = index.leaves(ids)
             found = ids[leaves > 0] if drawable else ids[~np.isnan(leaves)]
             if len(found) >= count or low == 0:
