@@ -6,12 +6,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
+#include <deque>
 #include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 
+#include "buffer.h"
 #include "huge_array.h"
 
 namespace relive {
@@ -41,53 +42,15 @@ struct Field {
   }
 };
 
-// A Python object's buffer, given back at the end of the scope. Not held when the object offers none that is
-// contiguous.
-class Buffer {
- public:
-  explicit Buffer(PyObject* object) {
-    held_ = PyObject_GetBuffer(object, &view_, PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS) == 0;
-    if (!held_) PyErr_Clear();
+// Whether a buffer holds values of exactly the field's type, in its shape behind `leading` further dimensions.
+inline bool fits(const Buffer& buffer, const Field& field, int leading) {
+  if (!buffer.holds(field.kind, field.item_bytes)) return false;
+  if (buffer.dimensions() != leading + static_cast<int>(field.shape.size())) return false;
+  for (size_t i = 0; i < field.shape.size(); ++i) {
+    if (buffer.length(leading + static_cast<int>(i)) != field.shape[i]) return false;
   }
-  ~Buffer() {
-    if (held_) PyBuffer_Release(&view_);
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  const char* data() const { return static_cast<const char*>(view_.buf); }
-
-  // Whether this holds values of exactly the field's type, in its shape behind `leading` further dimensions.
-  bool fits(const Field& field, int leading) const {
-    if (!held_ || view_.itemsize != field.item_bytes || !is_kind(field.kind)) return false;
-    if (view_.ndim != leading + static_cast<int>(field.shape.size())) return false;
-    for (size_t i = 0; i < field.shape.size(); ++i) {
-      if (view_.shape[static_cast<size_t>(leading) + i] != field.shape[i]) return false;
-    }
-    return true;
-  }
-
-  int64_t rows() const { return view_.shape[0]; }
-
- private:
-  bool is_kind(char kind) const {
-    const char* format = view_.format;
-    if (format == nullptr) return false;
-    if (*format == '@' || *format == '=' || *format == '<') ++format;
-    if (kind == 'c') return format[0] == 'Z' && format[1] != '\0' && format[2] == '\0';
-    if (format[0] == '\0' || format[1] != '\0') return false;
-    switch (kind) {
-      case 'b': return format[0] == '?';
-      case 'i': return std::strchr("bhilq", format[0]) != nullptr;
-      case 'u': return std::strchr("BHILQ", format[0]) != nullptr;
-      case 'f': return std::strchr("efd", format[0]) != nullptr;
-      default: return false;
-    }
-  }
-
-  Py_buffer view_{};
-  bool held_ = false;
-};
+  return true;
+}
 
 class ArrayRows {
  public:
@@ -143,7 +106,7 @@ class ArrayRows {
    private:
     friend class ArrayRows;
     std::vector<nb::object> converted_;
-    std::vector<std::unique_ptr<Buffer>> buffers_;  // hold the arrays' memory in place
+    std::deque<Buffer> buffers_;  // hold the arrays' memory in place
     int64_t rows_ = 0;
   };
 
@@ -155,18 +118,17 @@ class ArrayRows {
       const Field& field = fields_[i];
       PyObject* value = PyDict_GetItemWithError(values.ptr(), field.name.ptr());
       if (value == nullptr) refuse_(values);
-      auto buffer = std::make_unique<Buffer>(value);
+      Buffer& buffer = result.buffers_.emplace_back(value);
       int64_t rows = 0;
-      if (buffer->fits(field, 1)) {
-        rows = buffer->rows();
+      if (fits(buffer, field, 1)) {
+        rows = buffer.length(0);
       } else {
         result.converted_.push_back(convert_(i, nb::handle(value), true));
-        buffer = std::make_unique<Buffer>(result.converted_.back().ptr());
-        rows = buffer->rows() / field.bytes;
+        buffer.acquire(result.converted_.back().ptr());
+        rows = buffer.length(0) / field.bytes;
       }
       if (i == 0) result.rows_ = rows;
       if (rows != result.rows_) refuse_(values);
-      result.buffers_.push_back(std::move(buffer));
     }
     if (values.size() != fields_.size()) refuse_(values);
     return result;
@@ -176,7 +138,7 @@ class ArrayRows {
     for (int64_t i = 0; i < columns.rows_; ++i) {
       char* to = row(slots[i]);
       for (size_t f = 0; f < fields_.size(); ++f) {
-        copy(to + fields_[f].offset, columns.buffers_[f]->data() + i * fields_[f].bytes, fields_[f].bytes);
+        copy(to + fields_[f].offset, columns.buffers_[f].data() + i * fields_[f].bytes, fields_[f].bytes);
       }
     }
   }
@@ -280,7 +242,7 @@ class ArrayRows {
   void read_value(const Field& field, PyObject* value) {
     char* to = row_.data() + field.offset;
     const Buffer given(value);
-    if (given.fits(field, 0)) {
+    if (fits(given, field, 0)) {
       std::memcpy(to, given.data(), static_cast<size_t>(field.bytes));
       return;
     }

@@ -170,9 +170,15 @@ class Index {
   }
 
   // Sets the priorities of those ids that are still stored, and returns how many; of an id named twice the last counts.
-  // When a priority is bad nothing is written, and the result is -1 - (its position).
-  int64_t update(const int64_t* ids, const double* priorities, int64_t count) {
-    const int64_t bad = first_bad(priorities, count);
+  // With epsilon >= 0 the values are TD errors, and the priorities |error| + epsilon. When a priority is bad nothing is
+  // written, and the result is -1 - (its position).
+  int64_t update(const int64_t* ids, const double* values, int64_t count, double epsilon) {
+    if (epsilon >= 0.0) {
+      errors_.resize(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i) errors_[static_cast<size_t>(i)] = std::fabs(values[i]) + epsilon;
+      values = errors_.data();
+    }
+    const int64_t bad = first_bad(values, count);
     if (bad >= 0) return -1 - bad;
     work_.resize(static_cast<size_t>(count));
     int64_t live = 0;
@@ -342,6 +348,7 @@ class Index {
   SumTree tree_;
 
   // Room that is used again, so that a call allocates nothing once the largest batch has been seen.
+  std::vector<double> errors_;
   std::vector<double> powers_;
   std::vector<float> leaves_;
   std::vector<int64_t> work_;

@@ -17,6 +17,7 @@
 
 #include "array_rows.h"
 #include "block.h"
+#include "buffer.h"
 #include "index.h"
 
 namespace nb = nanobind;
@@ -25,14 +26,7 @@ using namespace nb::literals;
 namespace relive {
 
 template <class T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
 using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
-
-template <class T>
-int64_t length(const T& array) {
-  return static_cast<int64_t>(array.shape(0));
-}
 
 template <class T>
 Out<T> to_numpy(std::vector<T> values) {
@@ -41,9 +35,9 @@ Out<T> to_numpy(std::vector<T> values) {
   return Out<T>(kept->data(), {kept->size()}, owner);
 }
 
-static std::vector<int64_t> find(const Index& index, const In<int64_t>& ids) {
-  std::vector<int64_t> slots(ids.shape(0));
-  for (size_t i = 0; i < slots.size(); ++i) slots[i] = index.slots().find(ids.data()[i]);
+static std::vector<int64_t> find(const Index& index, const Vector<int64_t>& ids) {
+  std::vector<int64_t> slots;
+  for (int64_t i = 0; i < ids.size(); ++i) slots.push_back(index.slots().find(ids[i]));
   return slots;
 }
 
@@ -89,55 +83,62 @@ static void bind_index(nb::module_& m) {
       .def_prop_ro("mean_priority", &Index::mean_priority)
       .def(
           "default_priority",
-          [](Index& index, const In<int64_t>& victims) {
-            return index.default_priority(victims.data(), length(victims));
+          [](Index& index, const Vector<int64_t>& victims) {
+            return index.default_priority(victims.data(), victims.size());
           },
           "victims"_a,
           "What a new item gets once the victims have left: the largest live priority, 1 when there is none.")
       .def(
           "first_bad",
-          [](Index& index, const In<double>& priorities) {
-            return index.first_bad(priorities.data(), length(priorities));
+          [](Index& index, const Vector<double>& priorities) {
+            return index.first_bad(priorities.data(), priorities.size());
           },
           "priorities"_a, "Position of the first priority that cannot be kept, or -1.")
       .def("push", &Index::push, "priority"_a.none(),
            "Adds one in place of the oldest when full, and returns its id; None: default priority; -1: a bad one.")
       .def(
           "propose",
-          [](const Index& index, const In<int64_t>& victims, int64_t count) {
-            return to_numpy(index.slots().propose(victims.data(), length(victims), count));
+          [](const Index& index, const Vector<int64_t>& victims, int64_t count) {
+            return to_numpy(index.slots().propose(victims.data(), victims.size(), count));
           },
           "victims"_a, "count"_a, "The slots that the next `count` ids would get once the victims have left.")
       .def(
           "replace",
-          [](Index& index, const In<int64_t>& victims, const In<int64_t>& ids,
-             const std::optional<In<double>>& priorities) {
-            index.replace(victims.data(), length(victims), ids.data(), length(ids),
-                          priorities ? priorities->data() : nullptr);
+          [](Index& index, const Vector<int64_t>& victims, const Vector<int64_t>& ids, nb::handle priorities) {
+            Vector<double> given;
+            if (!priorities.is_none() && (!given.take(priorities.ptr()) || given.size() != ids.size())) {
+              throw nb::type_error("priorities must be a float64 array, one for each id");
+            }
+            index.replace(victims.data(), victims.size(), ids.data(), ids.size(),
+                          priorities.is_none() ? nullptr : given.data());
           },
           "victims"_a, "ids"_a, "priorities"_a.none(), "Evicts the victims and inserts new ids.")
       .def(
           "skip_to", [](Index& index, int64_t next) { index.slots().skip_to(next); }, "next_id"_a)
       .def(
           "update",
-          [](Index& index, const In<int64_t>& ids, const In<double>& priorities) {
-            return index.update(ids.data(), priorities.data(), length(ids));
+          [](Index& index, const Vector<int64_t>& ids, const Vector<double>& values, double epsilon) {
+            if (values.size() != ids.size()) throw nb::value_error("not one value for each id");
+            return index.update(ids.data(), values.data(), ids.size(), epsilon);
           },
-          "ids"_a, "priorities"_a, "How many were still stored, or -1 - (position of the first bad priority).")
+          "ids"_a, "values"_a, "epsilon"_a = -1.0,
+          "Sets priorities, or with epsilon >= 0 those of TD errors, |error| + epsilon. How many ids were still "
+          "stored, "
+          "or -1 - (position of the first bad value).")
       .def("draw", &draw, "count"_a, "drawing"_a, "beta"_a = 0.0, "over_buffer"_a = false, "rows"_a.none() = nullptr,
            "Draws `count` items, or where fewer can be drawn each of those once; with rows, their fields too.")
       .def(
           "locate",
-          [](Index& index, const In<double>& shares) {
-            std::vector<int64_t> ids(shares.shape(0));
-            index.locate(shares.data(), length(shares), ids.data());
+          [](Index& index, const Vector<double>& shares) {
+            std::vector<int64_t> ids(static_cast<size_t>(shares.size()));
+            index.locate(shares.data(), shares.size(), ids.data());
             return to_numpy(std::move(ids));
           },
           "shares"_a, "The ids that hold the given shares, each in [0, 1], of the cumulative leaves.")
       .def(
           "slot", [](const Index& index, int64_t id) { return index.slots().find(id); }, "id_"_a)
       .def(
-          "find", [](const Index& index, const In<int64_t>& ids) { return to_numpy(find(index, ids)); }, "ids"_a,
+          "find", [](const Index& index, const Vector<int64_t>& ids) { return to_numpy(find(index, ids)); }, "ids"_a,
           "The slot of each id, -1 where it is not stored.")
       .def(
           "ids", [](const Index& index) { return to_numpy(index.slots().ids()); }, "All stored ids, increasing.")
@@ -147,7 +148,7 @@ static void bind_index(nb::module_& m) {
           "count"_a)
       .def(
           "leaves",
-          [](Index& index, const In<int64_t>& ids) {
+          [](Index& index, const Vector<int64_t>& ids) {
             std::vector<float> leaves;
             for (int64_t slot : find(index, ids)) leaves.push_back(slot < 0 ? NAN : index.tree().leaf(slot));
             return to_numpy(std::move(leaves));
@@ -155,7 +156,7 @@ static void bind_index(nb::module_& m) {
           "ids"_a, "The leaf of each id, priority^alpha; NaN where it is not stored.")
       .def(
           "priorities",
-          [](Index& index, const In<int64_t>& ids) {
+          [](Index& index, const Vector<int64_t>& ids) {
             std::vector<double> result;
             for (int64_t slot : find(index, ids)) {
               result.push_back(slot < 0 ? NAN : index.priority_of(index.tree().leaf(slot)));
@@ -182,11 +183,11 @@ static void bind_index(nb::module_& m) {
           "Free slots in the order of a stack; empty while the index is a ring.")
       .def(
           "restore",
-          [](Index& index, const In<int64_t>& ids, const In<int64_t>& slots, const In<float>& leaves,
-             const In<int64_t>& free, bool ring) {
-            const bool lengths_agree = length(slots) == length(ids) && length(leaves) == length(ids);
+          [](Index& index, const Vector<int64_t>& ids, const Vector<int64_t>& slots, const Vector<float>& leaves,
+             const Vector<int64_t>& free, bool ring) {
+            const bool lengths_agree = slots.size() == ids.size() && leaves.size() == ids.size();
             if (!lengths_agree ||
-                !index.restore(ids.data(), slots.data(), leaves.data(), length(ids), free.data(), length(free), ring)) {
+                !index.restore(ids.data(), slots.data(), leaves.data(), ids.size(), free.data(), free.size(), ring)) {
               throw nb::value_error("contradictory state");
             }
           },
@@ -209,11 +210,11 @@ static int64_t push_object(const nb::list& items, Index& index, nb::handle exper
 }
 
 // Random objects lie anywhere in memory: their headers are fetched ahead of the one that is being counted.
-static nb::list take(const nb::list& items, const In<int64_t>& slots) {
+static nb::list take(const nb::list& items, const Vector<int64_t>& slots) {
   constexpr int64_t kAhead = 8;
   PyObject** const all = reinterpret_cast<PyListObject*>(items.ptr())->ob_item;
   const int64_t* at = slots.data();
-  const int64_t count = length(slots);
+  const int64_t count = slots.size();
   for (int64_t i = 0; i < count; ++i) {
     if (at[i] < 0 || at[i] >= static_cast<int64_t>(items.size())) throw nb::index_error("slot out of range");
     __builtin_prefetch(all + at[i]);
@@ -272,16 +273,16 @@ static void bind_rows(nb::module_& m) {
           "when those are more than the capacity, and nothing was done.")
       .def(
           "put",
-          [](ArrayRows& rows, nb::handle values, const In<int64_t>& slots) {
+          [](ArrayRows& rows, nb::handle values, const Vector<int64_t>& slots) {
             const ArrayRows::Columns columns = rows.columns(values);
-            if (columns.rows() != length(slots)) throw nb::value_error("not one slot for each row");
+            if (columns.rows() != slots.size()) throw nb::value_error("not one slot for each row");
             rows.commit(columns, slots.data());
           },
           "values"_a, "slots"_a, "Stores columns in the given slots.")
       .def(
           "gather",
-          [](const ArrayRows& rows, const In<int64_t>& slots) {
-            const int64_t count = length(slots);
+          [](const ArrayRows& rows, const Vector<int64_t>& slots) {
+            const int64_t count = slots.size();
             const std::vector<int64_t> offsets = rows.layout(Block::kHeadBytes * count, count);
             Block block(count, offsets.back());
             rows.gather(slots.data(), count, block.data(), offsets);

@@ -290,31 +290,49 @@ class ReplayBuffer(Contents):
         """
         if (priorities is None) == (td_errors is None):
             raise InvalidPriorityError("Pass exactly one of priorities and td_errors.")
-        if td_errors is None:
-            values = floats_of("priorities", priorities)
-        else:
-            epsilon: float = getattr(self._sampler, "epsilon", 1e-6)
-            values = np.abs(floats_of("td_errors", td_errors)) + epsilon
-        wanted = ids_of(ids)
-        if len(wanted) != len(values):
-            raise InvalidPriorityError(f"There are {len(values)} values for {len(wanted)} ids.")
+        values = td_errors if priorities is None else priorities
+        epsilon: float = -1.0 if priorities is not None else getattr(self._sampler, "epsilon", 1e-6)
         with self._lock:
             if self._rows.keeps_priorities or self._watched:
-                self._check_priorities(wanted, values)
-                slots = self._index.find(wanted)
-                live = slots >= 0
-                if td_errors is None or not self._evaluation.takes_td_errors:
-                    self._evaluation.set_by_hand(self._index, wanted[live])
-                else:
-                    sizes = np.abs(floats_of("td_errors", td_errors))
-                    values[live] = self._evaluation.of_td_errors(slots[live], sizes[live])
-                changed = self._set_priorities(wanted[live], values[live])
-            else:
-                changed = self._index.update(wanted, values)
-                if changed < 0:
-                    self._check_priorities(wanted, values)
-            self._stale_updates += len(wanted) - changed
+                return self._update_watched(*self._pairs(ids, values), epsilon)
+            try:
+                changed = self._index.update(ids, values, epsilon)  # type: ignore[arg-type]  # as batches give them
+                count = len(ids)  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                wanted, given = self._pairs(ids, values)
+                changed, count = self._index.update(wanted, given, epsilon), len(wanted)
+            if changed < 0:
+                self._refuse(*self._pairs(ids, values), epsilon)
+            self._stale_updates += count - changed
             return changed
+
+    def _pairs(self, ids: npt.ArrayLike, values: npt.ArrayLike | None) -> tuple[Ids, Floats]:
+        """Ids and their priorities or TD errors, in the native types."""
+        wanted, given = ids_of(ids), floats_of("priorities", values)
+        if len(wanted) != len(given):
+            raise InvalidPriorityError(f"There are {len(given)} values for {len(wanted)} ids.")
+        return wanted, given
+
+    def _refuse(self, ids: Ids, values: Floats, epsilon: float) -> None:
+        """Raises the error for the first bad value, if there is one."""
+        self._check_priorities(ids, np.abs(values) + epsilon if epsilon >= 0 else values)
+
+    def _update_watched(self, ids: Ids, values: Floats, epsilon: float) -> int:
+        """The same where others follow: the rule may turn a TD error into another priority, and all are told."""
+        self._refuse(ids, values, epsilon)
+        slots = self._index.find(ids)
+        live = slots >= 0
+        if epsilon < 0:
+            priorities = values[live]
+            self._evaluation.set_by_hand(self._index, ids[live])
+        elif self._evaluation.takes_td_errors:
+            priorities = self._evaluation.of_td_errors(slots[live], np.abs(values[live]))
+        else:
+            priorities = np.abs(values[live]) + epsilon
+            self._evaluation.set_by_hand(self._index, ids[live])
+        changed = self._set_priorities(ids[live], priorities)
+        self._stale_updates += len(ids) - changed
+        return changed
 
     def priorities(self, ids: npt.ArrayLike) -> Floats:
         """The raw priority of each id, to the 7 digits that are kept; NaN where it is not stored.
