@@ -1,24 +1,27 @@
-"""`relive forget` and `relive audit`, run as programs."""
+"""`relive forget` and `relive audit`."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+from relive.cli.app import app
 from relive.experience import Feedback, Transition
 from relive.storage import SqliteStorage
 
-PROGRAM = str(Path(sys.executable).parent / "relive")
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def call(*arguments: object, answer: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "RELIVE_FILE"}
-    return subprocess.run(
-        [PROGRAM, *map(str, arguments)], input=answer, env=environment, capture_output=True, text=True, timeout=120
-    )
+def call(*arguments: object, answer: str = "") -> Done:
+    """Runs the program in this process."""
+    done = CliRunner(env={"RELIVE_FILE": None}).invoke(app, [str(argument) for argument in arguments], input=answer)
+    return Done(done.exit_code, done.stdout, done.stderr)
 
 
 @pytest.fixture
