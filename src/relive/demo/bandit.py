@@ -46,7 +46,7 @@ class WordCountBandit:
         self._words[action, right].update(_words(text))
         self._messages[action, right] += 1
 
-    def _score(self, action: str, words: set[str]) -> float:
+    def _score(self, action: str, words: list[str]) -> float:
         right, wrong = self._messages[action, True], self._messages[action, False]
         score = math.log(right + 0.5) - math.log(right + wrong + _PRIOR)
         for word in words:
@@ -55,5 +55,6 @@ class WordCountBandit:
         return score
 
 
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.lower()))
+def _words(text: str) -> list[str]:
+    """The different words of a text, in an order that is the same in every process: sums of floats depend on it."""
+    return sorted(set(_WORD.findall(text.lower())))

@@ -19,7 +19,7 @@ import msgspec
 
 import relive.memory
 from relive.demo.bandit import WordCountBandit
-from relive.demo.settings import DemoError, Settings, check, free_file, read_settings
+from relive.demo.settings import DEMO, DemoError, Settings, check, free_file, read_settings
 from relive.envs import Banking77
 from relive.envs.banking import INTENTS
 from relive.experience import Transition
@@ -108,15 +108,15 @@ def run(
     started = time.monotonic()
     file = settings.resume or settings.file or free_file(Path.cwd())
     with ExitStack() as stack:
-        memory = stack.enter_context(relive.memory.open(file, seed=settings.seed))
-        if settings.resume is not None:
-            settings = read_settings(memory, settings)
         params: dict[str, Any] = {}
         if model is None and settings.base_url is not None and settings.model is not None:
             model = stack.enter_context(Upstream(settings.base_url, settings.model, settings.api_key()))
         elif model is None:
             server = stack.enter_context(LocalServer())
             model, params = stack.enter_context(Upstream(server.base_url, server.model)), _LOCAL_PARAMS
+        memory = stack.enter_context(relive.memory.open(file, seed=settings.seed))
+        if settings.resume is not None:
+            settings = read_settings(memory, settings)
         demo = _Demo(settings, memory, model, params)
         if on_message is not None and demo.answers:
             on_message(demo.answers, settings.messages)
@@ -251,8 +251,8 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _all(memory: Memory) -> Iterator[tuple[int, Transition]]:
-    """Everything in a memory, in order."""
+    """Every answer in a memory, in order."""
     last = 0
-    while page := memory.query(after=last, limit=1000):
+    while page := memory.query(tag=DEMO, after=last, limit=1000):
         yield from ((stored.id, stored.transition) for stored in page)
         last = page[-1].id

@@ -15,7 +15,8 @@ FEWEST_MESSAGES = 3
 MOST_MESSAGES = 1972
 """All training messages of the 16 intents."""
 
-_TAG = "demo"
+DEMO = "demo"
+"""Tag of every answer in a demo's file; a call that failed does not have it."""
 
 
 class DemoError(ReliveError):
@@ -54,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def tags(self) -> tuple[str, ...]:
         """Labels of every record, from which `read_settings` makes the settings again."""
         shuffled = ("shuffled",) if self.shuffled_rewards else ()
-        return (_TAG, f"seed={self.seed}", f"messages={self.messages}", *shuffled)
+        return (DEMO, f"seed={self.seed}", f"messages={self.messages}", *shuffled)
 
     def api_key(self) -> str | None:
         """The endpoint's key.
@@ -90,6 +91,7 @@ def check(settings: Settings) -> None:
         raise DemoError(f"{settings.file} exists already; go on with it by --resume, or give another file.")
     if settings.resume is not None and not settings.resume.is_file():
         raise DemoError(f"There is no file {settings.resume} to go on with; start a new demo without --resume.")
+    settings.api_key()
 
 
 def free_file(folder: Path) -> Path:
@@ -107,12 +109,12 @@ def read_settings(memory: Memory, settings: Settings) -> Settings:
     Raises:
         DemoError: the file's records are not those of a demo.
     """
-    stored = memory.query(limit=1)
-    if not stored:
+    if not len(memory):
         return settings
-    tags = stored[0].transition.tags
+    stored = memory.query(tag=DEMO, limit=1)
+    tags = stored[0].transition.tags if stored else ()
     named = dict(tag.split("=", 1) for tag in tags if "=" in tag)
-    if _TAG not in tags or not {"seed", "messages"} <= named.keys():
+    if not {"seed", "messages"} <= named.keys():
         raise DemoError(f"{settings.resume} holds no demo; start a new one without --resume.")
     return msgspec.structs.replace(
         settings,

@@ -53,6 +53,7 @@ class Banking77(SingleAnswer):
         count: How many messages; ``None``: all.
         seed: Seed of their order.
         start: Position of the first message shown, to go on after an interruption.
+        instruction: What the agent is told before each message.
         shuffled_rewards: Gives each message the label of another one, so that there is nothing to learn: a control.
 
     Raises:
@@ -66,6 +67,7 @@ class Banking77(SingleAnswer):
         count: int | None = None,
         seed: int = 0,
         start: int = 0,
+        instruction: str = INSTRUCTION,
         shuffled_rewards: bool = False,
     ) -> None:
         available = messages(split)
@@ -78,7 +80,7 @@ class Banking77(SingleAnswer):
             labels = [labels[i] for i in rng.permutation(len(labels))]
         self.texts = tuple(text for text, _ in chosen)
         questions = [
-            [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}] for text in self.texts
+            [{"role": "system", "content": instruction}, {"role": "user", "content": text}] for text in self.texts
         ]
         super().__init__(questions, lambda index, action: float(action == labels[index]), actions=INTENTS, start=start)
 
