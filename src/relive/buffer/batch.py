@@ -195,6 +195,12 @@ class BlockBatch(Batch):
     def __len__(self) -> int:
         return len(self._block)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Batches may travel between processes: as arrays of their own, without the block."""
+        selection = Selection(ids=self.ids, probabilities=self.probabilities, weights=self.weights)
+        experiences = self.columns if self._layout.names else self._experiences
+        return Batch, (selection, experiences, self.requested, self._newest)
+
 
 class BufferStats(msgspec.Struct, kw_only=True, frozen=True):
     """A buffer at one moment. Counts run over the buffer's whole life, across save and load.

@@ -11,7 +11,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -357,6 +357,12 @@ class Contents:
             OSError: the file cannot be read.
         """
         self.load_state_dict(read_state(path))
+
+    def __reduce__(self) -> NoReturn:
+        raise BufferStateError(
+            "A buffer does not travel to another process by itself: save it to a file; the worker makes one with the "
+            "same settings, loads the file and calls worker(number)."
+        )
 
     def worker(self, number: int) -> None:
         """Goes over to the random stream of worker `number`, so that no two workers draw the same batches.
