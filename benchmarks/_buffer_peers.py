@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,7 +55,10 @@ def columns(count: int, rng: np.random.Generator) -> Columns:
 
 
 def contenders(capacity: int, rng: np.random.Generator) -> list[Contender]:
-    """All that are installed, Relive first."""
+    """Relive first, then the extra `bench`, then TorchRL where it is installed and loads."""
+    missing = [name for name in ("cpprb", "tianshou", "stable_baselines3") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"Not installed: {', '.join(missing)}. Next: pip install -c constraints.txt -e '.[bench]'")
     part = columns(min(capacity, 2**16), rng)
     priorities = np.exp(rng.uniform(-3, 3, capacity))
     made = [_relive(capacity, part, priorities), _cpprb(capacity, part, priorities)]
