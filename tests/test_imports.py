@@ -30,7 +30,18 @@ ROOMS = [
     "integrations",
     "cli",
 ]
-HEAVY = {"gymnasium", "matplotlib", "openai", "peft", "pyarrow", "torch", "transformers", "trl", "xllamacpp"}
+HEAVY = {
+    "gymnasium",
+    "matplotlib",
+    "openai",
+    "peft",
+    "pyarrow",
+    "stable_baselines3",
+    "torch",
+    "transformers",
+    "trl",
+    "xllamacpp",
+}
 PACKAGE = Path(relive.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
