@@ -236,10 +236,13 @@ def test_a_memory_of_something_else_is_not_taken_for_a_demo(tmp_path: Path) -> N
         run(Settings(resume=tmp_path / "other.db"), model=Copycat())
 
 
-def test_an_unreachable_endpoint_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_an_unreachable_endpoint_is_said_in_one_sentence_with_the_way_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = Settings(messages=3, seed=1, file=tmp_path / "d.db", base_url="http://127.0.0.1:9/v1", model="m")
     with pytest.raises(ReliveError, match=r"127\.0\.0\.1:9"):
-        run(settings)
+        present(settings)
+    assert "relive demo --resume" in capsys.readouterr().err
 
 
 def test_the_bandit_learns_from_right_and_from_wrong() -> None:

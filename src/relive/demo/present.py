@@ -1,12 +1,16 @@
 """Runs the demo in front of somebody: the bar while it runs, then the table, the picture and what to do next."""
 
+from pathlib import Path
+
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 
 from relive.demo.curve import draw
 from relive.demo.runner import Result, run
-from relive.demo.settings import Settings
+from relive.demo.settings import Settings, free_file
 from relive.demo.show import Bar, farewell, table
+from relive.llm import UpstreamError
 
 
 def present(settings: Settings, *, as_json: bool = False) -> Result:
@@ -22,11 +26,20 @@ def present(settings: Settings, *, as_json: bool = False) -> Result:
     Raises:
         ReliveError: as `run`.
     """
-    out, progress = Console(highlight=False), Console(stderr=True)
+    out, progress = Console(highlight=False), Console(stderr=True, highlight=False)
+    if settings.resume is None and settings.file is None:
+        settings = replace(settings, file=free_file(Path.cwd()))
     if not as_json:
         out.print(_opening(settings))
     with Bar(progress) as bar:
-        result = run(settings, on_message=bar)
+        try:
+            result = run(settings, on_message=bar)
+        except (KeyboardInterrupt, UpstreamError):
+            file = settings.resume or settings.file
+            progress.print(
+                f"Every message shown as done is kept. Go on with: relive demo --resume {file}", markup=False
+            )
+            raise
     picture = result.file.with_suffix(".png")
     drawn = draw(result, picture)
     if as_json:

@@ -32,7 +32,7 @@ from relive.playbook.recall import RandomRecall, Recall
 RECALL, NO_MEMORY, RANDOM_SUCCESSES, NO_LLM = "recall", "no_memory", "random_successes", "no_llm"
 ARMS = (RECALL, NO_MEMORY, RANDOM_SUCCESSES, NO_LLM)
 
-_RECALL: dict[str, Any] = {"demonstrations": 3, "token_budget": 150}
+_RECALL: dict[str, Any] = {"demonstrations": 2, "token_budget": 90}  # what two cores can read in five minutes
 _LOCAL_PARAMS: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
 _MESSAGE = "message="
 
