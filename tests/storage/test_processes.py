@@ -39,7 +39,8 @@ def test_sto_01_eight_processes_append_and_a_reader_sees_whole_episodes_only(pat
         with SqliteStorage(sys.argv[1]) as store:
             for number in range(250):
                 episode = f"{sys.argv[2]}-{number}"
-                store.append([Transition(state=number, action=step, episode_id=episode, step=step) for step in range(2)])
+                steps = [Transition(state=number, action=n, episode_id=episode, step=n) for n in range(2)]
+                store.append(steps)
         """
     writers = [run_python(writer, path, name) for name in range(8)]
     counts = []
@@ -210,12 +211,8 @@ def test_sto_05_any_thread_and_loop_may_use_the_store(path: Path, store: SqliteS
         thread.join()
     assert len(store) == 428
     assert store.stats().connections <= 16
-    handles = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_exists(fd)]
-    assert sum(handle == str(path) for handle in handles) <= 16
-
-
-def fd_exists(fd: str) -> bool:
-    return Path(f"/proc/self/fd/{fd}").is_symlink()
+    handles = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert sum(handle == path for handle in handles) <= 16
 
 
 def test_a_second_owner_in_another_process_is_told_who_holds_the_index(path: Path, store: SqliteStorage) -> None:
