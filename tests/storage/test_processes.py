@@ -251,10 +251,8 @@ def test_ownership_ends_with_a_killed_process_even_if_its_child_lives_on(path: P
         from relive.storage import SqliteStorage
         store = SqliteStorage(sys.argv[1])
         store.claim()
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-        print(child, flush=True)
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)  # by the child: it has let go of what it inherited once it runs
         time.sleep(60)
         """,
         path,
