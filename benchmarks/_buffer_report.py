@@ -47,7 +47,7 @@ def write_docs(
         operation: {name: statistics.median(values) for name, values in by_contender.items()}
         for operation, by_contender in times.items()
     }
-    header = ["µs a call", *(f"{name} {_version(name, own_version)}" for name in names)]
+    header = ["CPU µs a call", *(f"{name} {_version(name, own_version)}" for name in names)]
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for operation, title in TITLES.items():
         cells = [f"{medians[operation][name]:,.1f}" if name in medians[operation] else "–" for name in names]
@@ -75,7 +75,7 @@ def _draw(path: Path, medians: dict[str, dict[str, float]], names: list[str]) ->
     axes.set_yticks(range(len(TITLES)), TITLES.values())
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlabel("microseconds a call (lower is better, logarithmic)")
+    axes.set_xlabel("CPU microseconds a call (lower is better, logarithmic)")
     axes.grid(axis="x", alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

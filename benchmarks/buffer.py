@@ -4,8 +4,10 @@
 
 Every call goes through each library's public Python API. All buffers hold 2^20 rows (obs float32[16], action int64,
 reward float32, next_obs float32[16], done), full, with priorities spread over e^-3 to e^3. Contenders take turns within
-each round, so that whatever else the machine does slows all of them; what counts is the median over the rounds of their
-ratios. Stable-Baselines3 has no priorities: it draws uniformly and stands beside, not among, the rivals.
+each round; what counts is the median over the rounds of their ratios. The clock is the calling thread's CPU time, which
+on an idle machine is the time that passes, and on a busy one leaves out the waiting for a core; a rival that used more
+threads would look faster than it is. Stable-Baselines3 has no priorities: it draws uniformly and stands beside, not
+among, the rivals.
 """
 
 import argparse
@@ -80,7 +82,7 @@ def _fresh(contender: Contender, rng: np.random.Generator) -> Iterator[tuple[Any
 
 
 def race(made: dict[str, dict[str, Callable[[], Any]]], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Microseconds a call, by operation and contender, one figure a round; contenders take turns."""
+    """CPU microseconds a call, by operation and contender, one figure a round; contenders take turns."""
     times: dict[str, dict[str, list[float]]] = {}
     for name in next(iter(made.values())):
         entrants = {who: operations[name] for who, operations in made.items() if name in operations}
@@ -88,20 +90,20 @@ def race(made: dict[str, dict[str, Callable[[], Any]]], rounds: int) -> dict[str
         repeats = {who: _repeats(call) for who, call in entrants.items()}
         for _ in range(rounds):
             for who, call in entrants.items():
-                start = time.perf_counter()
+                start = time.thread_time()
                 for _ in range(repeats[who]):
                     call()
-                times[name][who].append((time.perf_counter() - start) / repeats[who] * 1e6)
+                times[name][who].append((time.thread_time() - start) / repeats[who] * 1e6)
     return times
 
 
 def _repeats(call: Callable[[], Any]) -> int:
     """How often to call for about 5 ms."""
     call()
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(3):
         call()
-    return max(2, min(500, round(0.005 / ((time.perf_counter() - start) / 3))))
+    return max(2, min(500, round(0.005 / ((time.thread_time() - start) / 3))))
 
 
 def ratio(times: dict[str, list[float]], rival: str) -> float:
