@@ -226,7 +226,7 @@ async def rig(
         **more,
     )
     made.found = await recover(made.gateway.journal, recorder, prices)
-    config = uvicorn.Config(made.gateway, port=0, lifespan="off", log_level="critical", access_log=False)
+    config = uvicorn.Config(made.gateway, port=0, lifespan="off", log_level="error", access_log=False)
     server = uvicorn.Server(config)
     config.load()
     serving = asyncio.create_task(server.serve())

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from relive.gateway.conversations import Conversations, Step
+from relive.gateway.conversations import Conversations, Said, Step
 from relive.gateway.identity import Identity, IdentityError, read_identity
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -23,11 +23,12 @@ UIDS = iter(number.to_bytes(16, "big") for number in range(1, 10_000))
 
 
 def call(
-    conversations: Conversations, messages: list[Any], answer: Any, *, scope: str = "me", **said: Any
+    conversations: Conversations, messages: list[Any] | None, answer: Any, *, scope: str = "me", **said: Any
 ) -> tuple[Step, bytes]:
     """A whole call: where it belongs, and the uid of its row."""
-    place, uid = conversations.place(scope, messages, **said), next(UIDS)
-    conversations.ended(scope, place, uid, messages, answer)
+    heard = Said(scope, messages) if messages is not None else None
+    place, uid = conversations.place(scope, heard, **said), next(UIDS)
+    conversations.ended(scope, place, uid, heard, answer)
     return place, uid
 
 
@@ -122,8 +123,8 @@ def test_two_conversations_with_the_same_words_are_each_continued_once_and_a_thi
 
 def test_a_call_that_got_no_answer_is_not_continued() -> None:
     conversations = Conversations()
-    first = conversations.place("me", [QUESTION])
-    again = conversations.place("me", [QUESTION])
+    first = conversations.place("me", Said("me", [QUESTION]))
+    again = conversations.place("me", Said("me", [QUESTION]))
     assert first.episode_id != again.episode_id
 
 
@@ -146,18 +147,18 @@ def test_a_named_episode_knows_its_own_earlier_step() -> None:
 
 def test_a_response_that_goes_on_from_another_is_its_next_step() -> None:
     conversations = Conversations()
-    first = conversations.place("me", [QUESTION])
-    conversations.ended("me", first, b"u" * 16, [QUESTION], ANSWER, "resp_1")
-    place = conversations.place("me", [RESULT], previous_response="resp_1")
+    first = conversations.place("me", Said("me", [QUESTION]))
+    conversations.ended("me", first, b"u" * 16, Said("me", [QUESTION]), ANSWER, "resp_1")
+    place = conversations.place("me", Said("me", [RESULT]), previous_response="resp_1")
     assert (place.episode_id, place.step, place.previous) == (first.episode_id, 1, b"u" * 16)
-    assert conversations.place("me", [RESULT], previous_response="unknown").step == 0
+    assert conversations.place("me", Said("me", [RESULT]), previous_response="unknown").step == 0
 
 
 def test_an_episode_goes_on_where_the_store_says_after_a_restart() -> None:
     conversations = Conversations()
     assert conversations.next_step("me", "mine") is None
     conversations.goes_on("me", "mine", 4)
-    assert conversations.place("me", [QUESTION], episode_id="mine").step == 4
+    assert conversations.place("me", Said("me", [QUESTION]), episode_id="mine").step == 4
     assert conversations.next_step("me", "mine") == 5
 
 

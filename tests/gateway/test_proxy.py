@@ -89,6 +89,7 @@ def test_a_stream_reaches_the_client_piece_by_piece(tmp_path: Path) -> None:
             got = b""
             for piece in pieces:
                 while not got.endswith(piece):
+                    assert not answer.content.at_eof()
                     got += await answer.content.readany()
                 go_on.set()
             assert await answer.read() == b""
@@ -127,6 +128,7 @@ def test_prx_03_a_client_that_leaves_is_recorded_once_and_charged(tmp_path: Path
         async with rig.client.post(rig.url + CHAT, json={**QUESTION, "stream": True}) as answer:
             got = b""
             while got.count(b"data: ") < chunks:
+                assert not answer.content.at_eof()
                 got += await answer.content.readany()
             answer.close()
         (transition,) = await rig.until_recorded()
@@ -193,7 +195,7 @@ def test_a_client_that_closes_after_the_end_mark_got_all_of_it(tmp_path: Path) -
         rig.upstream.answers(script)
         async with rig.client.post(rig.url + CHAT, json={**QUESTION, "stream": True}) as answer:
             while b"[DONE]" not in await answer.content.readany():
-                pass
+                assert not answer.content.at_eof()
             answer.close()
         (transition,) = await rig.until_recorded()
         assert transition.info["status"] == "complete"

@@ -20,6 +20,7 @@ import pytest
 
 from relive.experience import Feedback, TokenTrace, Transition, Usage
 from relive.gateway import frames, recorder
+from relive.gateway.arena import Arena, read_arena
 from relive.gateway.capture import Upstream
 from relive.gateway.conversations import Step
 from relive.gateway.frames import FrameFile, orphans, read_frames
@@ -158,7 +159,8 @@ def test_what_a_dead_process_left_is_found_call_by_call(tmp_path: Path, memory: 
 def test_the_journal_is_empty_once_all_calls_are_done_and_its_files_go(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relive.gateway.journal.SEGMENT_BYTES", 1_000)
+    monkeypatch.setattr("relive.gateway.journal.SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr("relive.gateway.journal._SPARE", 500)
     journal = Journal(tmp_path, in_memory=memory)
     entries = [journal.begin(uid(n), INTENT) for n in range(50)]
     assert len(list(journal.folder.iterdir())) > 3
@@ -166,9 +168,21 @@ def test_the_journal_is_empty_once_all_calls_are_done_and_its_files_go(
         entry.done()
         entry.done()
     (last,) = journal.folder.iterdir()
-    assert last.stat().st_size == 0
+    assert list(read_arena(last)) == []
     journal.close()
     assert list(journal.folder.iterdir()) == []
+    assert journal.failures == 0
+
+
+def test_a_call_larger_than_a_file_gets_a_larger_one(tmp_path: Path, memory: Path) -> None:
+    journal = Journal(tmp_path, in_memory=memory)
+    body = b"x" * (9 << 20)
+    entry = journal.begin(uid(1), msgspec.structs.replace(INTENT, body=body))
+    (file,) = journal.folder.iterdir()
+    assert [frame.uid for frame in read_arena(file)] == [uid(1)]
+    assert journal.failures == 0
+    entry.done()
+    journal.close()
 
 
 def test_without_a_place_in_memory_no_content_is_written(tmp_path: Path) -> None:
@@ -183,21 +197,54 @@ def test_without_a_place_in_memory_no_content_is_written(tmp_path: Path) -> None
     journal.close()
 
 
-def test_a_journal_that_cannot_be_written_stops_no_call(
+def test_a_journal_that_has_no_room_stops_no_call(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, data: bytes) -> int:
+    def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(28, "No space left on device")
 
     journal = Journal(tmp_path, in_memory=memory)
     first = journal.begin(uid(1), INTENT)
-    monkeypatch.setattr(frames.os, "write", full)
-    second = journal.begin(uid(2), INTENT)
+    monkeypatch.setattr("relive.gateway.arena.os.posix_fallocate", full)
+    huge = b"x" * (9 << 20)
+    second = journal.begin(uid(2), msgspec.structs.replace(INTENT, body=huge))
+    first.piece(huge)
     for entry in (first, second):
         entry.piece(b"x")
         entry.done()
-    assert journal.failures == 3
+    assert journal.failures == 2
     journal.close()
+    assert list(journal.folder.iterdir()) == []
+
+
+# Arenas
+
+
+def test_an_entry_that_a_crash_cut_off_ends_the_reading(tmp_path: Path) -> None:
+    arena = Arena(tmp_path / "a.calls", 4_096)
+    assert arena.write(1, uid(1), b"one")
+    second = arena.used
+    assert arena.write(2, uid(2), b"two")
+    end = arena.used
+    arena.close(delete=False)
+    data = (tmp_path / "a.calls").read_bytes()
+    assert list(read_arena(tmp_path / "a.calls")) == [(1, uid(1), b"one"), (2, uid(2), b"two")]
+    for written in range(second + 4, end):  # all but the mark, in whatever order the rest came
+        for part in (data[second + 4 : written].ljust(end - second - 4, b"\0"), bytes(end - second - 4)):
+            (tmp_path / "a.calls").write_bytes(data[:second] + bytes(4) + part + data[end:])
+            assert list(read_arena(tmp_path / "a.calls")) == [(1, uid(1), b"one")]
+
+
+def test_what_lay_in_an_arena_before_is_not_read_again(tmp_path: Path) -> None:
+    arena = Arena(tmp_path / "a.calls", 4_096)
+    for number in range(5):
+        arena.write(1, uid(number), b"same length")
+    arena.empty()
+    assert list(read_arena(tmp_path / "a.calls")) == []
+    arena.write(1, uid(9), b"same length")
+    assert [frame.uid for frame in read_arena(tmp_path / "a.calls")] == [uid(9)]
+    assert not arena.write(1, uid(1), bytes(4_096))
+    arena.close(delete=True)
 
 
 # The spool

@@ -3,20 +3,19 @@
 import asyncio
 import contextlib
 import logging
-import secrets
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from relive.errors import ReliveError
-from relive.experience import Transition, Usage, new_episode_id, now
+from relive.experience import Transition, Usage, now
 from relive.gateway import headers as header_rules
 from relive.gateway.access import Caller
 from relive.gateway.budget import BudgetExceededError
 from relive.gateway.capture import LARGEST_ANSWER, Capture, Status, Upstream
 from relive.gateway.client import Client
-from relive.gateway.conversations import Step
+from relive.gateway.conversations import Said, Step
+from relive.gateway.fresh import fresh_id
 from relive.gateway.identity import Identity, IdentityError, read_identity
 from relive.gateway.journal import Entry, Intent
 from relive.gateway.pacing import Passage
@@ -50,7 +49,7 @@ class Call:
         self._caller = caller
         self._request = request
         self._recorded = client.method == "POST"
-        self._uid = secrets.token_bytes(16)
+        self._uid = fresh_id()
         self._started = gateway.clock()
         self._upstream_ms = 0.0
         self._tried: list[Tried] = []
@@ -80,6 +79,7 @@ class Call:
             with_tokens=self._gateway.limits.with_tokens,
         )
         self._capture.note(snapshot=self._gateway.snapshot, **facts)
+        self._measure()
         try:
             candidates = self._candidates()
             await self._reserve(candidates[0])
@@ -93,7 +93,7 @@ class Call:
             candidates,
             self._gateway.cooldowns,
             self._gateway.policy,
-            tokens=self._tokens(),
+            tokens=self._prompt_tokens + self._answer_tokens,
             rng=self._gateway.rng,
         )
         watching = asyncio.create_task(self._watch())
@@ -142,12 +142,13 @@ class Call:
                 if last is not None:
                     conversations.goes_on(self._whose, episode, last + 1)
         if not self._recorded:
-            self._messages, self._step = None, Step(new_episode_id(), 0)
+            self._said, self._step = None, Step(self._uid.hex(), 0)
             return
-        self._messages = self._request.messages()
+        messages = self._request.messages()
+        self._said = None if messages is None else Said(self._whose, messages)
         self._step = conversations.place(
             self._whose,
-            self._messages,
+            self._said,
             episode_id=episode,
             step=identity.step,
             previous_response=identity.previous_response,
@@ -170,7 +171,7 @@ class Call:
         budgets = self._gateway.budgets
         if not budgets or not self._recorded:
             return
-        usage = Usage(input_tokens=self._tokens() - self._answer_tokens(), output_tokens=self._answer_tokens())
+        usage = Usage(input_tokens=self._prompt_tokens, output_tokens=self._answer_tokens)
         cost = self._gateway.prices.cost(usage, model.model, model.name, base_url=model.endpoint.url)
         scopes = [f"agent:{self._agent}", *([f"key:{self._caller.name}"] if self._caller.name else [])]
         try:
@@ -178,13 +179,11 @@ class Call:
         except BudgetExceededError as error:
             raise RefusalError(str(error), status=429, kind="rate_limit_error", code="budget_exceeded") from error
 
-    def _answer_tokens(self) -> int:
-        return self._request.answer_limit() or self._gateway.limits.answer_tokens
-
-    def _tokens(self) -> int:
-        """How long prompt and answer may become together."""
-        prompt = self._gateway.estimates.tokens(self._request.model, "prompt", len(self._request.body))
-        return prompt + self._answer_tokens()
+    def _measure(self) -> None:
+        """Estimates how long the prompt is and the answer may become."""
+        gateway, request = self._gateway, self._request
+        self._prompt_tokens = gateway.estimates.tokens(request.model, "prompt", len(request.body))
+        self._answer_tokens = request.answer_limit() or gateway.limits.answer_tokens
 
     def _intent(self, identity: Identity) -> Intent:
         return Intent(
@@ -202,7 +201,7 @@ class Call:
     async def _watch(self) -> None:
         """Notices when the client leaves; then the upstream is let go, unless answers are read to their end."""
         await self._client.gone()
-        if self._over or self._capture.reader.ended:
+        if self._over or self._capture.whole:
             return
         self._left_early = True
         if not self._gateway.limits.drain:
@@ -264,7 +263,11 @@ class Call:
         if self._entry is not None:
             self._entry.forwarded(upstream, drop_usage=asks)
         headers = header_rules.to_upstream(
-            client.raw_headers, model, clients_credentials=self._caller.own_credentials, plain=asks
+            client.raw_headers,
+            client.headers,
+            model,
+            clients_credentials=self._caller.own_credentials,
+            plain=asks,
         )
         body = request.sent(model=model.model, ask_for_usage=asks)
         waiting = gateway.clock()
@@ -284,7 +287,9 @@ class Call:
 
     async def _pace(self, model: Model) -> None:
         self._settle_pace()
-        self._passage = await self._gateway.pacer(model).enter(self._caller.name or self._agent, self._tokens())
+        self._passage = await self._gateway.pacer(model).enter(
+            self._caller.name or self._agent, self._prompt_tokens + self._answer_tokens
+        )
 
     def _settle_pace(self) -> None:
         """Puts the tokens of the last try in place of their estimate."""
@@ -300,7 +305,7 @@ class Call:
         size = 0
         broken: UpstreamError | None = None
         try:
-            async for piece in self._pieces(attempt):
+            while (piece := await self._next(attempt)) is not None:
                 body.append(piece)
                 size += len(piece)
                 if size > LARGEST_ANSWER:
@@ -330,13 +335,13 @@ class Call:
         """An answer in pieces: each goes out as it comes."""
         length = None if self._capture.streamed else attempt.length
         held = b""
-        async for piece in self._pieces(attempt):
-            failure = self._capture.reader.failure
-            if failure is not None and not self._client.begun:
-                following = self._after(plan, failed_answer(model, failure))
-                if following is not None:
-                    return following
+        while (piece := await self._next(attempt)) is not None:
             if not self._client.begun:
+                failure = self._capture.reader.failure
+                if failure is not None:
+                    following = self._after(plan, failed_answer(model, failure))
+                    if following is not None:
+                        return following
                 await self._client.begin(attempt.status, self._head(attempt, length))
             if length is not None:  # a client that knows the length ends with the last byte: that one waits
                 held, piece = piece, held
@@ -348,7 +353,7 @@ class Call:
 
     async def _rest(self, attempt: Attempt, plan: Plan) -> None:
         """What is left of an answer that is too long to be held."""
-        async for piece in self._pieces(attempt):
+        while (piece := await self._next(attempt)) is not None:
             await self._client.pass_on(piece)
         await self._finish_stream(plan)
 
@@ -362,18 +367,17 @@ class Call:
         await self._record(status)
         await self._client.pass_on(held, last=True)
 
-    async def _pieces(self, attempt: Attempt) -> AsyncIterator[bytes]:
-        """What of an answer goes to the client, as it comes; the time it takes is the upstream's."""
-        gateway = self._gateway
-        waiting = gateway.clock()
-        async for piece in attempt.pieces():
-            self._upstream_ms += (gateway.clock() - waiting) * 1000
-            kept = self._capture.feed(piece, self._elapsed_ms())
-            if self._entry is not None:
-                self._entry.piece(piece)
-            yield kept
-            waiting = gateway.clock()
-        self._upstream_ms += (gateway.clock() - waiting) * 1000
+    async def _next(self, attempt: Attempt) -> bytes | None:
+        """What of an answer goes to the client next, ``None`` at its end; the time it takes is the upstream's."""
+        waiting = self._gateway.clock()
+        piece = await attempt.read()
+        came = self._gateway.clock()
+        self._upstream_ms += (came - waiting) * 1000
+        if not piece:
+            return None
+        if self._entry is not None:
+            self._entry.piece(piece)
+        return self._capture.feed(piece, (came - self._started) * 1000)
 
     def _end(self) -> bytes:
         """The upstream has said all; gives what was held back."""
@@ -426,7 +430,7 @@ class Call:
         gateway.remember(capture.reader.id, self._uid)
         if status == "complete":
             gateway.conversations.ended(
-                self._whose, self._step, self._uid, self._messages, transition.action, capture.reader.id
+                self._whose, self._step, self._uid, self._said, transition.action, capture.reader.id
             )
         if self._step.previous is not None and self._step.new_messages:
             news = msgspec.Raw(self._request.last_messages(self._step.new_messages))

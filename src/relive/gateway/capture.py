@@ -14,11 +14,11 @@ from relive.experience import TokenTrace, Transition, Usage
 from relive.gateway.conversations import Step
 from relive.gateway.decoding import BodyDecoder
 from relive.gateway.dialects.raw import RawReader
-from relive.gateway.dialects.reader import AnswerReader, is_only_usage, parse
+from relive.gateway.dialects.reader import AnswerReader, parse
 from relive.gateway.estimates import TokenEstimates
 from relive.gateway.identity import Identity
 from relive.gateway.request import CallRequest
-from relive.gateway.sse import EventReader
+from relive.gateway.stream import StreamedAnswer
 from relive.llm.errors import UpstreamError, classify, describe
 from relive.llm.pricing import PriceTable
 from relive.llm.records import Attempt
@@ -82,13 +82,13 @@ class Capture:
         self.created_at = created_at
         self.upstream: Upstream | None = None
         self.http_status: int | None = None
-        self.reader: AnswerReader = RawReader()
+        self._reader: AnswerReader = RawReader()
         self._identity = identity
         self._agent = identity.agent or agent
         self._estimates = estimates
         self._with_tokens = with_tokens
         self._state = request.state()
-        self._events: EventReader | None = None
+        self._stream: StreamedAnswer | None = None
         self._decoder = BodyDecoder(None)
         self._body: list[bytes] = []
         self._received = 0
@@ -123,16 +123,24 @@ class Capture:
         """The upstream's answer begins."""
         self.http_status = status
         understood = self.request.understood and status < 400
-        self.reader = self.request.dialect.reader() if understood else RawReader()
-        streamed = (content_type or "").lower().startswith("text/event-stream")
-        self._events = EventReader() if streamed else None
+        self._reader = self.request.dialect.reader() if understood else RawReader()
         self._decoder = BodyDecoder(content_encoding)
+        streamed = (content_type or "").lower().startswith("text/event-stream")
+        dropping = self._drop_usage and self._decoder.plain
+        self._stream = StreamedAnswer(self._reader, drop_usage=dropping) if streamed else None
         self._body, self._received, self._full, self._first_piece_ms = [], 0, False, None
 
     @property
     def streamed(self) -> bool:
         """Whether the answer comes as a stream of events."""
-        return self._events is not None
+        return self._stream is not None
+
+    @property
+    def reader(self) -> AnswerReader:
+        """What was read of the answer so far, all of it that came."""
+        if self._stream is not None:
+            self._stream.read()
+        return self._reader
 
     def feed(self, piece: bytes, elapsed_ms: float | None) -> bytes:
         """Takes the next bytes of the answer.
@@ -148,33 +156,24 @@ class Capture:
             self._first_piece_ms = elapsed_ms
         if self._full:
             return piece
-        text = self._decoder.decode(piece)
+        text = piece if self._decoder.plain else self._decoder.decode(piece)
         self._received += len(text)
         if self._received > LARGEST_ANSWER:
             return self._stop_reading() + piece
-        if self._events is None:
+        if self._stream is None:
             self._body.append(text)
             return piece
-        try:
-            events = self._events.feed(text)
-        except ValueError:
-            return self._stop_reading() if self._dropping else piece
-        for event in events:
-            self.reader.read_event(event)
-        return b"".join(e.raw for e in events if not is_only_usage(e)) if self._dropping else piece
+        kept = self._stream.feed(text)
+        return kept if self._decoder.plain else piece
 
     def end(self) -> bytes:
         """The upstream's answer is over; gives the bytes that were held back for the client."""
         if self._full:
             return b""
-        if self._events is None:
+        if self._stream is None:
             self._read_body()
             return b""
-        rest = self._events.rest
-        last = self._events.close()
-        for event in last:
-            self.reader.read_event(event)
-        return rest if self._dropping and not any(map(is_only_usage, last)) else b""
+        return self._stream.end()
 
     def fail(self, error: UpstreamError | str, kind: str | None = None) -> None:
         """The call failed for a reason that is not in the answer's bytes."""
@@ -261,15 +260,11 @@ class Capture:
     def _refused(self) -> bool:
         return self.http_status is not None and self.http_status >= 400
 
-    @property
-    def _dropping(self) -> bool:
-        return self._drop_usage and self._decoder.plain and self._events is not None
-
     def _stop_reading(self) -> bytes:
         """The answer is longer than what is recorded; gives what was held back."""
         self._full = True
         self.note(recorded_bytes=LARGEST_ANSWER)
-        return self._events.rest if self._events is not None and self._dropping else b""
+        return self._stream.held() if self._stream is not None else b""
 
     def _read_body(self) -> None:
         body = b"".join(self._body)

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from relive.experience import new_episode_id
 from relive.gateway.dialects.reader import dictionaries, parse
 from relive.gateway.dialects.responses import as_messages
+from relive.gateway.fresh import fresh_id
 from relive.storage.codec import encode_json
 
 _MOST_ALIKE = 64
@@ -44,6 +44,30 @@ class Step(msgspec.Struct, frozen=True):
     step: int
     previous: bytes | None = None
     new_messages: int = 0
+
+
+class Said:
+    """What was said in a conversation up to a call, hashed once.
+
+    Args:
+        scope: Whose it is.
+        messages: The messages, as chat messages.
+    """
+
+    def __init__(self, scope: str, messages: Sequence[Any]) -> None:
+        self.count = len(messages)
+        self.roles = [_role(message) for message in messages]
+        self.ends: list[bytes] = []
+        self._chain = hashlib.blake2b(scope.encode(errors="replace"), digest_size=16)
+        for message in messages:
+            _add(self._chain, message)
+            self.ends.append(self._chain.digest())
+
+    def with_answer(self, answer: Any) -> bytes:
+        """The hash of it with an answer at its end."""
+        chain = self._chain.copy()
+        _add(chain, answer)
+        return chain.digest()
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -71,7 +95,7 @@ class Conversations:
     def place(
         self,
         scope: str,
-        messages: Sequence[Any] | None,
+        said: Said | None,
         *,
         episode_id: str | None = None,
         step: int | None = None,
@@ -81,18 +105,18 @@ class Conversations:
 
         Args:
             scope: Whose call it is; conversations of different scopes never meet.
-            messages: What it sees, as chat messages; ``None``: it is no conversation.
+            said: What it sees; ``None``: it is no conversation.
             episode_id: The episode that the client names; ``None``: it names none.
             step: The step that the client names.
             previous_response: The provider's id of the answer that it goes on from.
         """
-        found, seen = self._find(scope, messages, previous_response, episode_id)
+        found, seen = self._find(scope, said, previous_response, episode_id)
         if episode_id is None:
-            episode_id = found.episode_id if found else new_episode_id()
+            episode_id = found.episode_id if found else fresh_id().hex()
         if step is None:
             step = max(found.step + 1 if found else 0, self._episodes.get((scope, episode_id), 0))
         self._remember(self._episodes, (scope, episode_id), step + 1)
-        new = len(messages) - seen if found and messages is not None and seen else 0
+        new = said.count - seen if found and said is not None and seen else 0
         return Step(episode_id, step, found.uid if found else None, new)
 
     def next_step(self, scope: str, episode_id: str) -> int | None:
@@ -109,7 +133,7 @@ class Conversations:
         scope: str,
         place: Step,
         uid: bytes,
-        messages: Sequence[Any] | None,
+        said: Said | None,
         action: Any,
         response_id: str | None = None,
     ) -> None:
@@ -119,31 +143,31 @@ class Conversations:
             scope: Whose call it was.
             place: Its place.
             uid: Its row's uid.
-            messages: What it saw.
+            said: What it saw.
             action: What was answered.
             response_id: The provider's id of the answer.
         """
         node = _Node(place.episode_id, place.step, uid)
         if response_id is not None:
             self._remember(self._responses, (scope, response_id), node)
-        answer = parse(encode_json(action))
-        if messages is None or not isinstance(answer, dict):
+        if said is None or action is None:
             return
-        end = _beginnings(scope, [*messages, answer])[-1]
+        answer = parse(encode_json(action))
+        if not isinstance(answer, dict):
+            return
+        end = said.with_answer(answer)
         self._remember(self._ends, end, (*self._ends.get(end, ()), node)[-_MOST_ALIKE:])
 
     def _find(
-        self, scope: str, messages: Sequence[Any] | None, previous_response: str | None, episode_id: str | None
+        self, scope: str, said: Said | None, previous_response: str | None, episode_id: str | None
     ) -> tuple[_Node | None, int]:
         """The step that a call extends, and how many of its messages that step has seen or said."""
         if previous_response is not None:
             return self._responses.get((scope, previous_response)), 0
-        if not messages:
-            return None, 0
-        beginnings = _beginnings(scope, messages)
-        for seen in range(len(messages) - 1, 0, -1):
-            end = beginnings[seen - 1]
-            nodes = self._ends.get(end) if _role(messages[seen - 1]) == "assistant" else None
+        for seen in range(said.count - 1 if said is not None else 0, 0, -1):
+            assert said is not None  # noqa: S101 - the range is empty without it
+            end = said.ends[seen - 1]
+            nodes = self._ends.get(end) if said.roles[seen - 1] == "assistant" else None
             if nodes is None:
                 continue
             node = next((n for n in nodes if episode_id in (None, n.episode_id)), None)
@@ -160,16 +184,11 @@ class Conversations:
             memory.popitem(last=False)
 
 
-def _beginnings(scope: str, messages: Sequence[Any]) -> list[bytes]:
-    """For each message the hash of everything up to and with it, said in one way whatever the client's spelling."""
-    chain = hashlib.blake2b(scope.encode(errors="replace"), digest_size=16)
-    hashes = []
-    for message in messages:
-        text = _canonical(_essence(message))
-        chain.update(len(text).to_bytes(8, "big"))
-        chain.update(text)
-        hashes.append(chain.copy().digest())
-    return hashes
+def _add(chain: "hashlib.blake2b", message: Any) -> None:
+    """Adds a message to a hash, said in one way whatever the client's spelling."""
+    text = _canonical(_essence(message))
+    chain.update(len(text).to_bytes(8, "big"))
+    chain.update(text)
 
 
 def _canonical(value: Any) -> bytes:

@@ -11,20 +11,22 @@ from relive.gateway.routes import Model
 
 _ONE_CONNECTION = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
-_REQUEST_ONLY = frozenset({"host", "content-length", "accept-encoding", "expect"})
-_CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key"})
-_OWN = "x-relive-"
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+_NOT_TO_UPSTREAM = _ONE_CONNECTION | {b"host", b"content-length", b"accept-encoding", b"expect"}
+_NOT_TO_UPSTREAM_WITH_KEY = _NOT_TO_UPSTREAM | _CREDENTIALS
+_NOT_TO_CLIENT = _ONE_CONNECTION | {b"content-length"}
+_OWN = b"x-relive-"
 
 Headers = list[tuple[bytes, bytes]]
 """As ASGI has them."""
@@ -40,38 +42,41 @@ def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def to_upstream(
-    raw: Iterable[tuple[bytes, bytes]], model: Model, *, clients_credentials: bool, plain: bool
+    raw: Headers, headers: Mapping[str, str], model: Model, *, clients_credentials: bool, plain: bool
 ) -> list[tuple[str, str]]:
     """The headers of a request to an upstream.
 
     Args:
         raw: The client's.
+        headers: The same, read.
         model: Where it goes; its key, if it has one, takes the place of the client's.
         clients_credentials: Whether the client's own credentials may go on: they are not the gateway's.
         plain: Whether the answer must not be compressed, because the gateway changes it.
     """
-    raw = list(raw)
-    left_out = _ONE_CONNECTION | _REQUEST_ONLY | _named_by_connection(read_headers(raw))
     key = model.endpoint.key
-    if key is not None or not clients_credentials:
-        left_out |= _CREDENTIALS
-    headers = [
-        (name, value.decode("latin-1"))
-        for raw_name, value in raw
-        if (name := raw_name.decode("latin-1").lower()) not in left_out and not name.startswith(_OWN)
+    left_out = _NOT_TO_UPSTREAM if key is None and clients_credentials else _NOT_TO_UPSTREAM_WITH_KEY
+    if "connection" in headers:
+        left_out |= _named_in(headers["connection"])
+    kept = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for given, value in raw
+        if (name := given.lower()) not in left_out and not name.startswith(_OWN)
     ]
     if key is not None:
-        headers.append(("x-api-key", key) if model.api == "anthropic" else ("authorization", f"Bearer {key}"))
-    given = dict(headers)
-    own = {name.lower(): value for name, value in model.endpoint.headers.items()}
-    headers += [(name, value) for name, value in own.items() if name not in given and name not in _CREDENTIALS]
-    headers.append(("accept-encoding", "identity" if plain else accepted(read_headers(raw).get("accept-encoding"))))
-    return headers
+        kept.append(("x-api-key", key) if model.api == "anthropic" else ("authorization", f"Bearer {key}"))
+    for own, text in model.endpoint.headers.items():
+        lower = own.lower()
+        if lower not in headers and lower.encode("latin-1") not in _CREDENTIALS:
+            kept.append((lower, text))
+    kept.append(("accept-encoding", "identity" if plain else accepted(headers.get("accept-encoding"))))
+    return kept
 
 
 def accepted(encodings: str | None) -> str:
     """The part of a client's ``accept-encoding`` that the gateway can read too."""
-    wanted = [item.strip() for item in (encodings or "").split(",")]
+    if encodings is None:
+        return "identity"
+    wanted = [item.strip() for item in encodings.split(",")]
     kept = [item for item in wanted if item.partition(";")[0].strip().lower() in READABLE]
     return ", ".join(kept) or "identity"
 
@@ -86,18 +91,18 @@ def to_client(
         length: How many bytes are sent; ``None``: not known yet.
         extra: The gateway's own.
     """
-    raw = list(upstream)
-    left_out = _ONE_CONNECTION | {"content-length"} | _named_by_connection(read_headers(raw))
-    headers = [
-        (name.lower(), value)
-        for name, value in raw
-        if (text := name.decode("latin-1").lower()) not in left_out and not text.startswith(_OWN)
-    ]
+    lower = [(name.lower(), value) for name, value in upstream]
+    left_out = _NOT_TO_CLIENT
+    for name, value in lower:
+        if name == b"connection":
+            left_out |= _named_in(value.decode("latin-1"))
+    headers = [(name, value) for name, value in lower if name not in left_out and not name.startswith(_OWN)]
     if length is not None:
-        headers.append((b"content-length", str(length).encode()))
+        headers.append((b"content-length", b"%d" % length))
     headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (extra or {}).items()]
     return headers
 
 
-def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(name.strip().lower() for name in headers.get("connection", "").split(","))
+def _named_in(connection: str) -> frozenset[bytes]:
+    """The headers that a ``connection`` header says belong to the connection."""
+    return frozenset(name.strip().lower().encode("latin-1") for name in connection.split(","))

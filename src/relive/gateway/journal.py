@@ -19,14 +19,16 @@ from pathlib import Path
 
 import msgspec
 
+from relive.gateway.arena import Arena, read_arena
 from relive.gateway.capture import Upstream
 from relive.gateway.conversations import Step
-from relive.gateway.frames import FrameFile, Orphan, orphans
+from relive.gateway.frames import Frame, Orphan, orphans
 from relive.gateway.identity import Identity
 
 SEGMENT_BYTES = 8 << 20
-"""From this size on, new calls go into a new file."""
+"""Size of a file; a call that does not fit into what is left of one goes into a new one."""
 
+_SPARE = 1 << 20  # bytes; room for answers, kept free before a new call is begun in a file
 _INTENT, _FORWARDED, _BEGAN, _PIECE, _ENDED, _DONE = range(6)
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it, for the owner alone
 
@@ -116,19 +118,27 @@ class Journal:
         """Notes a call that is about to be forwarded."""
         if not self.with_content:
             intent = msgspec.structs.replace(intent, body=b"")
+        body = _encode(intent)
         segment = self._segment
-        try:
-            if segment is None or segment.file.size > SEGMENT_BYTES:
-                segment = _Segment(FrameFile(self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.calls"))
-                if self._segment is not None:
-                    self._segment.retire()
-                self._segment = segment
-            segment.file.write(_INTENT, uid, _encode(intent))
-        except OSError:
+        if segment is None or not segment.file.room_for(len(body) + _SPARE):
+            segment = self._next_segment(len(body))
+        if segment is None or not segment.file.write(_INTENT, uid, body):
             self.failures += 1
             return Entry(self, None, uid)
         segment.open += 1
         return Entry(self, segment, uid)
+
+    def _next_segment(self, least: int) -> "_Segment | None":
+        """A new file for new calls; ``None``: there is no room for one."""
+        path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.calls"
+        try:
+            made = _Segment(Arena(path, max(SEGMENT_BYTES, 2 * least + _SPARE)))
+        except OSError:
+            return None
+        if self._segment is not None:
+            self._segment.retire()
+        self._segment = made
+        return made
 
     def left_behind(self) -> Iterator[tuple[Orphan, list[JournaledCall]]]:
         """The files of dead processes with the calls that were not done; close each, deleting it once they are safe."""
@@ -174,25 +184,19 @@ class Entry:
         segment, self._segment = self._segment, None
         if segment is None:
             return
-        try:
-            segment.file.write(_DONE, self._uid)
-        except OSError:
+        if not segment.file.write(_DONE, self._uid):
             self._journal.failures += 1
         segment.finished_one()
 
     def _write(self, kind: int, body: bytes) -> None:
-        if self._segment is None:
-            return
-        try:
-            self._segment.file.write(kind, self._uid, body)
-        except OSError:
+        if self._segment is not None and not self._segment.file.write(kind, self._uid, body):
             self._journal.failures += 1
 
 
 class _Segment:
     """A file and how many of its calls are under way."""
 
-    def __init__(self, file: FrameFile) -> None:
+    def __init__(self, file: Arena) -> None:
         self.file = file
         self.open = 0
         self._retired = False
@@ -214,13 +218,21 @@ class _Segment:
 
 def _unfinished(orphan: Orphan) -> list[JournaledCall]:
     calls: dict[bytes, JournaledCall] = {}
-    for kind, uid, body in orphan.frames():
-        call = calls.get(uid)
-        if kind == _INTENT:
-            calls[uid] = JournaledCall(uid, msgspec.msgpack.decode(body, type=Intent))
-        elif call is None:
-            continue
-        elif kind == _FORWARDED:
+    for frame in read_arena(orphan.path):
+        try:
+            _take(calls, frame)
+        except msgspec.DecodeError:  # of a newer Relive
+            calls.pop(frame.uid, None)
+    return list(calls.values())
+
+
+def _take(calls: dict[bytes, JournaledCall], frame: Frame) -> None:
+    kind, uid, body = frame
+    if kind == _INTENT:
+        calls[uid] = JournaledCall(uid, msgspec.msgpack.decode(body, type=Intent))
+    elif uid in calls:
+        call = calls[uid]
+        if kind == _FORWARDED:
             forwarded = msgspec.msgpack.decode(body, type=_Forwarded)
             call.upstream, call.drop_usage = forwarded.upstream, forwarded.drop_usage
             call.begun, call.pieces, call.ended = None, [], False
@@ -232,7 +244,6 @@ def _unfinished(orphan: Orphan) -> list[JournaledCall]:
             call.ended = True
         elif kind == _DONE:
             del calls[uid]
-    return list(calls.values())
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -106,6 +107,8 @@ class Recorder:
         self._held_bytes = 0
         self._failing = False
         self._draining: asyncio.Task[None] | None = None
+        self._acknowledged: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
+        self._waking = False
 
     @property
     def waiting(self) -> int:
@@ -142,7 +145,7 @@ class Recorder:
             self._put_aside(uid, transition, safe)
             self.stats.pending += 1
             return "pending"
-        storing = asyncio.wrap_future(self._storage.write(lambda t: self._append(t, [transition], [uid])[0]))
+        storing = self._here(self._storage.write(lambda t: self._append(t, [transition], [uid])[0]))
         self._outstanding[storing] = asyncio.get_running_loop().time()
         storing.add_done_callback(partial(self._finished, uid=uid, transition=transition, safe=safe))
         await asyncio.wait((storing,), timeout=self._wait)
@@ -228,6 +231,33 @@ class Recorder:
                 self._lose()
             held.safe(None)
         self._spool.close()
+
+    def _here(self, future: "Future[Any]") -> "asyncio.Future[Any]":
+        """A future of this event loop that ends as the store's does; those that end together wake the loop once."""
+        loop = asyncio.get_running_loop()
+        waiting: asyncio.Future[Any] = loop.create_future()
+
+        def done(future: "Future[Any]") -> None:
+            self._acknowledged.append((waiting, future))
+            if not self._waking:
+                self._waking = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed; nobody waits
+                    loop.call_soon_threadsafe(self._wake)
+
+        future.add_done_callback(done)
+        return waiting
+
+    def _wake(self) -> None:
+        self._waking = False  # first: whatever is added from now on wakes the loop again
+        while self._acknowledged:
+            waiting, future = self._acknowledged.popleft()
+            if waiting.done():
+                continue
+            error = future.exception()
+            if error is not None:
+                waiting.set_exception(error)
+            else:
+                waiting.set_result(future.result())
 
     def _append(self, transaction: Transaction, rows: list[Transition], uids: list[bytes]) -> list[int | None]:
         """Runs in the writer's thread, so that encoding holds up no other call."""

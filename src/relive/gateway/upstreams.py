@@ -6,7 +6,7 @@ time limit, a status of 400 and above, or an error as the first event of a strea
 
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -44,10 +44,20 @@ def new_session(connections: int = 0) -> aiohttp.ClientSession:
 
 def address(model: Model, path: str, query: str) -> URL:
     """Where a request goes: the model's endpoint with the rest of the path, its own query and the client's."""
-    url = model.endpoint.at(path.removeprefix("/v1"))
-    if query:
-        url += ("&" if "?" in url else "?") + query
-    return URL(url, encoded=True)
+    key = (model.endpoint.url, path, query)
+    address = _addresses.get(key)
+    if address is None:
+        url = model.endpoint.at(path.removeprefix("/v1"))
+        if query:
+            url += ("&" if "?" in url else "?") + query
+        if len(_addresses) >= _MOST_ADDRESSES:
+            _addresses.clear()
+        address = _addresses[key] = URL(url, encoded=True)
+    return address
+
+
+_MOST_ADDRESSES = 256
+_addresses: dict[tuple[str, str, str], URL] = {}  # making one takes as long as all else that is done for a call
 
 
 class Attempt:
@@ -130,15 +140,14 @@ class Attempt:
         """The provider's id of the request."""
         return self._response.headers.get("x-request-id") or self._response.headers.get("request-id")
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The bytes of the answer as they come.
+    async def read(self) -> bytes:
+        """The next bytes of the answer; nothing at its end.
 
         Raises:
             UpstreamError: the connection broke off.
         """
         try:
-            async for piece in self._response.content.iter_any():
-                yield piece
+            return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise failure(self._model, error) from error
 

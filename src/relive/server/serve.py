@@ -95,6 +95,7 @@ def _run(settings: Settings, parts: Parts, listening: socket.socket, on_ready: C
         "access_log": False,
         "server_header": False,
         "date_header": False,
+        "proxy_headers": False,
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": int(settings.server.stop_seconds),
     }
