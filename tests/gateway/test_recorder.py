@@ -133,9 +133,7 @@ def test_what_a_dead_process_left_is_found_call_by_call(tmp_path: Path, memory: 
         entry.began(200, "text/event-stream", None)
         entry.piece(b"data: 1\n")
         entry.piece(b"\n")
-    done.ended()
     done.done()
-    partial.ended()
     assert list(Journal(tmp_path, in_memory=memory).left_behind()) == [], "its owner lives"
     journal.close()
     journal._segment = None
@@ -150,7 +148,7 @@ def test_what_a_dead_process_left_is_found_call_by_call(tmp_path: Path, memory: 
     assert calls[0].intent == INTENT
     assert calls[0].upstream is None
     assert calls[1].upstream == msgspec.structs.replace(UPSTREAM, key=None)
-    assert (calls[1].pieces, calls[1].drop_usage, calls[1].ended) == ([b"data: 1\n", b"\n"], True, True)
+    assert (calls[1].pieces, calls[1].drop_usage) == ([b"data: 1\n", b"\n"], True)
     assert KEY.encode() not in orphan.path.read_bytes()
     orphan.close(delete=True)
     assert list(journal.folder.iterdir()) == []

@@ -87,8 +87,6 @@ class Call:
             self._capture.fail(str(refusal), refusal.code)
             refusal.headers = self._own_headers(await self._record("failed"))
             raise
-        if self._recorded:
-            self._entry = self._gateway.journal.begin(self._uid, self._intent(identity))
         plan = Plan(
             candidates,
             self._gateway.cooldowns,
@@ -96,6 +94,8 @@ class Call:
             tokens=self._prompt_tokens + self._answer_tokens,
             rng=self._gateway.rng,
         )
+        if self._recorded:
+            self._entry = self._gateway.journal.begin(self._uid, self._intent(identity, plan.model))
         watching = asyncio.create_task(self._watch())
         try:
             async with asyncio.timeout(None) as self._while_there:
@@ -185,8 +185,10 @@ class Call:
         self._prompt_tokens = gateway.estimates.tokens(request.model, "prompt", len(request.body))
         self._answer_tokens = request.answer_limit() or gateway.limits.answer_tokens
 
-    def _intent(self, identity: Identity) -> Intent:
+    def _intent(self, identity: Identity, model: Model) -> Intent:
         return Intent(
+            upstream=_upstream(model, with_key=False),
+            drop_usage=model.asks_usage and self._request.needs_usage_asked(),
             path=self._request.path,
             body=self._request.body,
             identity=identity,
@@ -257,11 +259,9 @@ class Call:
         gateway, request, client = self._gateway, self._request, self._client
         await self._pace(model)
         asks = model.asks_usage and request.needs_usage_asked()
-        at = model.endpoint
-        upstream = Upstream(name=model.name, model=model.model, base_url=at.url, shown=at.shown, key=at.key)
-        self._capture.forwarded(upstream, drop_usage=asks)
-        if self._entry is not None:
-            self._entry.forwarded(upstream, drop_usage=asks)
+        self._capture.forwarded(_upstream(model), drop_usage=asks)
+        if self._entry is not None and self._tried:  # the first is in the intent
+            self._entry.forwarded(_upstream(model, with_key=False), drop_usage=asks)
         headers = header_rules.to_upstream(
             client.raw_headers,
             client.headers,
@@ -381,10 +381,7 @@ class Call:
 
     def _end(self) -> bytes:
         """The upstream has said all; gives what was held back."""
-        tail = self._capture.end()
-        if self._entry is not None:
-            self._entry.ended()
-        return tail
+        return self._capture.end()
 
     # -- after it -------------------------------------------------------------------------------------------------
 
@@ -480,6 +477,13 @@ class Call:
 
     def _elapsed_ms(self) -> float:
         return (self._gateway.clock() - self._started) * 1000
+
+
+def _upstream(model: Model, *, with_key: bool = True) -> Upstream:
+    at = model.endpoint
+    return Upstream(
+        name=model.name, model=model.model, base_url=at.url, shown=at.shown, key=at.key if with_key else None
+    )
 
 
 def dollars(cost: int | None) -> str:

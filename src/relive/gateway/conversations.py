@@ -24,6 +24,7 @@ from relive.gateway.dialects.responses import as_messages
 from relive.gateway.fresh import fresh_id
 from relive.storage.codec import encode_json
 
+_PLAIN = {"role", "content"}
 _MOST_ALIKE = 64
 """Conversations with the same words so far that are remembered."""
 _SORTED = msgspec.json.Encoder(order="sorted")
@@ -186,7 +187,10 @@ class Conversations:
 
 def _add(chain: "hashlib.blake2b", message: Any) -> None:
     """Adds a message to a hash, said in one way whatever the client's spelling."""
-    text = _canonical(_essence(message))
+    if type(message) is dict and message.keys() == _PLAIN and type(message["content"]) is str:
+        text = _canonical([message["role"], message["content"]])  # nearly all messages of nearly all agents
+    else:
+        text = _canonical(_essence(message))
     chain.update(len(text).to_bytes(8, "big"))
     chain.update(text)
 
@@ -209,14 +213,10 @@ def _essence(message: Any) -> Any:
     output = message.get("output")
     if isinstance(output, list) and "role" in message:  # an answer of Responses, with its items beside it
         message = next(iter(as_messages(dictionaries(output)) or [message]), message)
+    said = [message.get("role"), _content(message.get("content"))]
     calls = [_call(call) for call in dictionaries(message.get("tool_calls"))]
-    return [
-        message.get("role"),
-        _content(message.get("content")),
-        calls,
-        message.get("tool_call_id"),
-        message.get("function_call"),
-    ]
+    about = [message.get("tool_call_id"), message.get("function_call")]
+    return [*said, calls, *about] if calls or any(about) else said
 
 
 def _call(call: dict[str, Any]) -> Any:

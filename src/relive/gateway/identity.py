@@ -55,6 +55,12 @@ def read_identity(
         IdentityError: a header has a value that cannot be used.
     """
     metadata = metadata if isinstance(metadata, dict) else {}
+    if not any(name.startswith("x-relive-") for name in headers):
+        return Identity(
+            agent=_said(user),
+            episode_id=_said(metadata.get("session_id")) or _session_in(metadata),
+            previous_response=_said(previous_response),
+        )
     return Identity(
         agent=_name(headers, "x-relive-agent") or _said(user),
         episode_id=_name(headers, "x-relive-episode") or _said(metadata.get("session_id")) or _session_in(metadata),

@@ -29,7 +29,7 @@ SEGMENT_BYTES = 8 << 20
 """Size of a file; a call that does not fit into what is left of one goes into a new one."""
 
 _SPARE = 1 << 20  # bytes; room for answers, kept free before a new call is begun in a file
-_INTENT, _FORWARDED, _BEGAN, _PIECE, _ENDED, _DONE = range(6)
+_INTENT, _FORWARDED, _BEGAN, _PIECE, _DONE = range(5)
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it, for the owner alone
 
 
@@ -44,6 +44,8 @@ class Intent(msgspec.Struct, frozen=True):
         agent: Who acts.
         created_at: When it arrived.
         snapshot: Hash of what held then; ``None``: none.
+        upstream: Whom it goes to first, without its key; ``None``: not known yet.
+        drop_usage: Whether the gateway asks that one for the chunk with the usage.
     """
 
     path: str
@@ -53,6 +55,8 @@ class Intent(msgspec.Struct, frozen=True):
     agent: str
     created_at: datetime
     snapshot: str | None = None
+    upstream: Upstream | None = None
+    drop_usage: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -69,11 +73,10 @@ class JournaledCall(msgspec.Struct):
     Attributes:
         uid: Of its row.
         intent: What was asked.
-        upstream: Whom it went to last; ``None``: it was not forwarded.
+        upstream: Whom it went to last; ``None``: not known.
         drop_usage: Whether the gateway had asked for the chunk with the usage.
         begun: The head of the answer; ``None``: none came.
         pieces: What came of the answer.
-        ended: The upstream had ended it.
     """
 
     uid: bytes
@@ -82,7 +85,6 @@ class JournaledCall(msgspec.Struct):
     drop_usage: bool = False
     begun: Begun | None = None
     pieces: list[bytes] = msgspec.field(default_factory=list)
-    ended: bool = False
 
 
 class _Forwarded(msgspec.Struct, frozen=True):
@@ -175,10 +177,6 @@ class Entry:
         if self._journal.with_content:
             self._write(_PIECE, data)
 
-    def ended(self) -> None:
-        """The upstream's answer is over."""
-        self._write(_ENDED, b"")
-
     def done(self) -> None:
         """The record is safe elsewhere."""
         segment, self._segment = self._segment, None
@@ -229,19 +227,18 @@ def _unfinished(orphan: Orphan) -> list[JournaledCall]:
 def _take(calls: dict[bytes, JournaledCall], frame: Frame) -> None:
     kind, uid, body = frame
     if kind == _INTENT:
-        calls[uid] = JournaledCall(uid, msgspec.msgpack.decode(body, type=Intent))
+        intent = msgspec.msgpack.decode(body, type=Intent)
+        calls[uid] = JournaledCall(uid, intent, intent.upstream, intent.drop_usage)
     elif uid in calls:
         call = calls[uid]
         if kind == _FORWARDED:
             forwarded = msgspec.msgpack.decode(body, type=_Forwarded)
             call.upstream, call.drop_usage = forwarded.upstream, forwarded.drop_usage
-            call.begun, call.pieces, call.ended = None, [], False
+            call.begun, call.pieces = None, []
         elif kind == _BEGAN:
             call.begun = msgspec.msgpack.decode(body, type=Begun)
         elif kind == _PIECE:
             call.pieces.append(body)
-        elif kind == _ENDED:
-            call.ended = True
         elif kind == _DONE:
             del calls[uid]
 

@@ -27,6 +27,9 @@ from relive.storage.transaction import Transaction
 WAIT = 0.05
 """Seconds that an answer waits for its record."""
 
+GATHER = 0.001
+"""Seconds in which records are gathered into one write; each write wakes another thread, which is not free."""
+
 STUCK = 4
 """So many times that wait without an acknowledgement, and the store counts as stuck."""
 
@@ -62,6 +65,10 @@ class RecorderStats(msgspec.Struct):
     spooled: int = 0
     lost: int = 0
     refused: int = 0
+
+
+_Gathered = tuple[bytes, Transition, "asyncio.Future[int | None]"]
+"""A record on its way to the store: its uid, itself, and what ends when the store has taken it."""
 
 
 class _Held(NamedTuple):
@@ -107,8 +114,7 @@ class Recorder:
         self._held_bytes = 0
         self._failing = False
         self._draining: asyncio.Task[None] | None = None
-        self._acknowledged: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
-        self._waking = False
+        self._gathered: list[_Gathered] = []
 
     @property
     def waiting(self) -> int:
@@ -145,9 +151,13 @@ class Recorder:
             self._put_aside(uid, transition, safe)
             self.stats.pending += 1
             return "pending"
-        storing = self._here(self._storage.write(lambda t: self._append(t, [transition], [uid])[0]))
-        self._outstanding[storing] = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        storing: asyncio.Future[int | None] = loop.create_future()
+        self._outstanding[storing] = loop.time()
         storing.add_done_callback(partial(self._finished, uid=uid, transition=transition, safe=safe))
+        if not self._gathered:
+            loop.call_later(GATHER, self._hand_over)
+        self._gathered.append((uid, transition, storing))
         await asyncio.wait((storing,), timeout=self._wait)
         if storing.done() and storing.exception() is None:
             return "stored"
@@ -232,32 +242,42 @@ class Recorder:
             held.safe(None)
         self._spool.close()
 
-    def _here(self, future: "Future[Any]") -> "asyncio.Future[Any]":
-        """A future of this event loop that ends as the store's does; those that end together wake the loop once."""
+    def _hand_over(self) -> None:
+        """Gives the store, as one write, the records that came within the last moment."""
+        gathered, self._gathered = self._gathered, []
         loop = asyncio.get_running_loop()
-        waiting: asyncio.Future[Any] = loop.create_future()
+        rows, uids = [item[1] for item in gathered], [item[0] for item in gathered]
 
-        def done(future: "Future[Any]") -> None:
-            self._acknowledged.append((waiting, future))
-            if not self._waking:
-                self._waking = True
-                with contextlib.suppress(RuntimeError):  # the loop is closed; nobody waits
-                    loop.call_soon_threadsafe(self._wake)
+        def taken(write: "Future[list[int | None]]") -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed; nobody waits
+                loop.call_soon_threadsafe(self._acknowledge, gathered, write)
 
-        future.add_done_callback(done)
-        return waiting
+        try:
+            write = self._storage.write(lambda t: self._append(t, rows, uids), len(rows))
+        except ReliveError as error:
+            self._refuse(gathered, error)
+            return
+        write.add_done_callback(taken)
 
-    def _wake(self) -> None:
-        self._waking = False  # first: whatever is added from now on wakes the loop again
-        while self._acknowledged:
-            waiting, future = self._acknowledged.popleft()
-            if waiting.done():
-                continue
-            error = future.exception()
-            if error is not None:
-                waiting.set_exception(error)
-            else:
-                waiting.set_result(future.result())
+    def _acknowledge(self, gathered: list[_Gathered], write: "Future[list[int | None]]") -> None:
+        error = write.exception()
+        if error is not None:
+            self._refuse(gathered, error)
+            return
+        for (_, _, storing), number in zip(gathered, write.result(), strict=True):
+            if not storing.done():
+                storing.set_result(number)
+
+    def _refuse(self, gathered: list[_Gathered], error: BaseException) -> None:
+        """The store did not take records: one by one if one of them may be the reason, else all of them later."""
+        if len(gathered) > 1 and not _transient(error):
+            for item in gathered:
+                self._gathered = [item]
+                self._hand_over()
+            return
+        for _, _, storing in gathered:
+            if not storing.done():
+                storing.set_exception(error)
 
     def _append(self, transaction: Transaction, rows: list[Transition], uids: list[bytes]) -> list[int | None]:
         """Runs in the writer's thread, so that encoding holds up no other call."""

@@ -63,8 +63,7 @@ def replay(call: JournaledCall, prices: PriceTable) -> tuple[Status, Transition]
         capture.begin(call.begun.status, call.begun.content_type, call.begun.content_encoding)
         for piece in call.pieces:
             capture.feed(piece, None)
-        if call.ended or capture.streamed:
-            capture.end()
+        capture.end()
     status: Status = "complete" if capture.reader.ended else "interrupted"
     if capture.reader.failure is not None:
         status = "failed"

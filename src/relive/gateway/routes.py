@@ -40,6 +40,9 @@ OWN_FAULTS = (BadRequestError, PolicyError)
 TOO_BIG = (ContextOverflowError,)
 
 
+_MOST_REMEMBERED = 1_024  # names that clients asked for
+
+
 class RouteError(ReliveError, ValueError):
     """The models, tiers or fallbacks are not set up right, or a client names one that there is none of."""
 
@@ -109,6 +112,7 @@ class Routes:
         self.tiers = {name: tuple(members) for name, members in (tiers or {}).items()}
         self.fallbacks = tuple(fallbacks)
         self._open_default = open_default
+        self._candidates: dict[str | None, list[Model]] = {}
         self.warnings = self._check()
 
     def candidates(self, requested: str | None) -> list[Model]:
@@ -117,6 +121,15 @@ class Routes:
         Raises:
             RouteError: there is no such model or tier; those that there are, are listed.
         """
+        known = self._candidates.get(requested)
+        if known is None:
+            if len(self._candidates) >= _MOST_REMEMBERED:
+                self._candidates.clear()
+            known = self._candidates[requested] = self._walk(requested)
+        return known
+
+    def _walk(self, requested: str | None) -> list[Model]:
+        """The first models that a name stands for, and what takes over from them, level by level."""
         first = self._first(requested)
         found: dict[str, Model] = {}
         level = [model.name for model in first]

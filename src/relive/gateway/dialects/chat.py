@@ -50,6 +50,8 @@ class ChatReader(ValueReader):
                 self.tokens.take(value, choice)
 
     def _piece(self, value: dict[str, Any]) -> None:
+        if self._is_more_text(value):
+            return
         self._take_names(value)
         groq = value.get("x_groq")
         self.usage = read_usage(value) or (read_usage(groq) if isinstance(groq, dict) else None) or self.usage
@@ -66,6 +68,28 @@ class ChatReader(ValueReader):
             if index == 0:
                 self.finish_reason = text_or(choice.get("finish_reason"), self.finish_reason)
                 self.tokens.take(value, choice)
+
+    def _is_more_text(self, value: dict[str, Any]) -> bool:
+        """Takes a piece that only adds text to the one choice, as nearly all do; False: it does not, or says more."""
+        choices = value.get("choices")
+        parts = self._messages.get(0)
+        if parts is None or self.id is None or type(choices) is not list or len(choices) != 1:
+            return False
+        choice = choices[0]
+        if type(choice) is not dict or choice.get("index") or not _QUIET.isdisjoint(value):
+            return False
+        delta = choice.get("delta")
+        if type(delta) is not dict or delta.keys() != _TEXT_ALONE or type(delta["content"]) is not str:
+            return False
+        if choice.get("finish_reason") or choice.get("logprobs") or "token_ids" in choice:
+            return False
+        parts.add_text("content", delta["content"])
+        self.characters += len(delta["content"])
+        return True
+
+
+_TEXT_ALONE = {"content"}
+_QUIET = frozenset({"usage", "x_groq", "prompt_token_ids"})  # what else a piece may have to say
 
 
 class MessageParts:
@@ -85,8 +109,7 @@ class MessageParts:
             elif key == "role":
                 self._values["role"] = text_or(value, self._values["role"])
             elif isinstance(value, str):
-                self._texts.setdefault(key, []).append(value)
-                self._values.setdefault(key, None)
+                self.add_text(key, value)
                 brought += len(value)
             elif isinstance(value, list) and isinstance(self._values.get(key), list):
                 self._values[key] += value
@@ -95,6 +118,11 @@ class MessageParts:
             elif value is not None:
                 self._values[key] = value
         return brought
+
+    def add_text(self, key: str, text: str) -> None:
+        """Adds to one of its texts."""
+        self._texts.setdefault(key, []).append(text)
+        self._values.setdefault(key, None)
 
     def message(self) -> dict[str, Any]:
         """The message as far as it came."""
