@@ -38,7 +38,7 @@ test: $(VENV)/.dev
 	@command -v qemu-x86_64 >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install qemu-user >/dev/null; } || \
 		echo "qemu-user is not here and cannot be installed: the tests that need it will be skipped."
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
