@@ -1,0 +1,136 @@
+"""Twenty planted lessons at once: are the intervals right, and are the right lessons retired?
+
+Five lessons help by 20 points, ten do nothing, five do harm by 20 points, for a simulated agent that succeeds in half
+of its calls without them. Each lesson is tested by random holdout as in `relive.playbook.uplift`; nobody tells the book
+which is which. In the first setting each call is one of ten situations with two lessons, paired anew in each run; in
+the second all twenty lessons are eligible at every call and their effects add up, cut at 0 and 1 (so that what a lesson
+is worth depends on the others, and changes when they go).
+
+Printed for each: the share of intervals that cover the truth (the lesson's mean effect over its eligible calls so far)
+at the end, and at *every* look from the 30th call on; and which lessons were retired by their 2,000th eligible call.
+Then how many eligible calls a lesson of 5 points takes until it is proved.
+
+Run it with ``python benchmarks/playbook.py`` (500 runs, under a minute) or ``--quick`` (60 runs).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.playbook import uplift
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _report import Bar, report
+
+EFFECTS = np.repeat([0.20, 0.0, -0.20], [5, 10, 5])
+CALLS = 2_000
+HARMFUL, USELESS = uplift.VERDICTS.index("harmful"), uplift.VERDICTS.index("useless")
+
+
+class Runs(NamedTuple):
+    """What came of simulated books; ``[runs, lessons]`` each.
+
+    Attributes:
+        covered: The last interval covers the truth.
+        always: Every interval from the 30th call on does.
+        retired: The lesson was retired.
+        proved_at: Eligible calls until it was proved; 0: it was not.
+    """
+
+    covered: npt.NDArray[np.bool_]
+    always: npt.NDArray[np.bool_]
+    retired: npt.NDArray[np.bool_]
+    proved_at: npt.NDArray[np.float64]
+
+
+def simulate(
+    effects: npt.NDArray[np.float64],
+    *,
+    runs: int,
+    calls: int,
+    together: bool,
+    seed: int,
+    rules: uplift.Rules | None = None,
+) -> Runs:
+    """Plays books from their first call to each lesson's `calls`-th eligible one.
+
+    Args:
+        effects: ``[lessons]``, what each adds to the chance of success.
+        runs: How many books.
+        calls: Eligible calls a lesson.
+        together: Whether all lessons are eligible at every call; else two are, paired anew in each run.
+        seed: Seed of everything.
+        rules: When lessons are settled and retired.
+    """
+    rng = np.random.default_rng(seed)
+    rules = rules or uplift.Rules()
+    shape = (runs, len(effects))
+    if together:
+        effect, group = np.broadcast_to(effects, shape), 1
+    else:  # the calls of different situations do not meet, so all situations are played at the same time
+        effect, group = rng.permuted(np.broadcast_to(effects, shape), axis=1), len(effects) // 2
+    zeros = np.zeros(shape)
+    evidence = uplift.Evidence(zeros, zeros, zeros, zeros, zeros, zeros)
+    proved, retired = np.zeros(shape, bool), np.zeros(shape, bool)
+    always = np.ones(shape, bool)
+    truth, proved_at = np.zeros(shape), np.zeros(shape)
+    for _ in range(calls):
+        propensity = np.where(proved, rules.settled, rules.new)
+        shown = (rng.random(shape) < propensity) & ~retired
+        added = np.where(shown, effect, 0.0)
+        whole = 0.5 + added.reshape(runs, group, -1).sum(axis=2, keepdims=True)
+        without = (whole - added.reshape(runs, group, -1)).reshape(shape)
+        chance = np.clip(whole, 0.0, 1.0)
+        success = np.broadcast_to(rng.random(chance.shape) < chance, (runs, group, shape[1] // group)).reshape(shape)
+        evidence = uplift.add(evidence, shown, propensity, success.astype(float), ~retired)
+        true_effect = np.clip(without + effect, 0.0, 1.0) - np.clip(without, 0.0, 1.0)
+        truth += np.where(retired, 0.0, true_effect)
+        found = uplift.interval(evidence, alpha=rules.alpha)
+        mean = truth / np.maximum(evidence.calls, 1)
+        covered = (found.low <= mean) & (mean <= found.high)
+        always &= covered | (np.asarray(evidence.calls) < rules.minimum)
+        verdict = uplift.judge(evidence, rules, proved, found)
+        newly = (verdict == 1) & ~proved
+        proved_at = np.where(newly, evidence.calls, proved_at)
+        proved |= newly
+        retired |= (verdict == HARMFUL) | (verdict == USELESS)
+    order = np.argsort(-effect, axis=1, kind="stable")  # back to useful, useless, harmful
+    return Runs(*(np.take_along_axis(np.asarray(a), order, axis=1) for a in (covered, always, retired, proved_at)))
+
+
+def main() -> None:
+    """Prints figures and bars."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="60 runs instead of 500")
+    runs = 60 if parser.parse_args().quick else 500
+    figures: dict[str, float] = {}
+    bars: dict[str, Bar] = {}
+    for name, together in (("two at a time", False), ("all twenty at once", True)):
+        found = simulate(EFFECTS, runs=runs, calls=CALLS, together=together, seed=1)
+        useful, useless, harmful = found.retired[:, :5], found.retired[:, 5:15], found.retired[:, 15:]
+        bars |= {
+            f"{name}: last interval covers": Bar(float(found.covered.mean()), 0.93),
+            f"{name}: every interval covers": Bar(float(found.always.mean()), 0.93),
+            f"{name}: harmful retired": Bar(float(harmful.mean()), 0.90),
+            f"{name}: useless retired": Bar(float(useless.mean()), 0.50),
+            f"{name}: useful ever retired": Bar(float(useful.mean()), 0.05, at_most=True),
+        }
+        proved = found.proved_at[:, :5]
+        figures[f"{name}: useful proved"] = float((proved > 0).mean())
+        figures[f"{name}: median calls until proved"] = float(np.median(proved[proved > 0]))
+    patient = uplift.Rules(probation=10**9)
+    five = simulate(np.full(2, 0.05), runs=runs // 2, calls=12_000, together=False, seed=2, rules=patient)
+    proved_at = np.where(five.proved_at > 0, five.proved_at, np.inf)
+    figures["5 points: median calls until proved"] = float(np.median(proved_at))
+    figures["5 points: calls until nine in ten are proved"] = float(np.quantile(proved_at, 0.9))
+    default = simulate(np.full(2, 0.05), runs=runs, calls=CALLS, together=False, seed=3)
+    figures["5 points: retired by 2,000 calls all the same"] = float(default.retired.mean())
+    report(figures, bars)
+
+
+if __name__ == "__main__":
+    main()
