@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, TokenTrace, Transition, Usage
 from relive.gateway import frames, recorder
 from relive.gateway.arena import Arena, read_arena
@@ -25,7 +26,7 @@ from relive.gateway.capture import Upstream
 from relive.gateway.conversations import Step
 from relive.gateway.frames import FrameFile, orphans, read_frames
 from relive.gateway.identity import Identity
-from relive.gateway.journal import Intent, Journal
+from relive.gateway.journal import Intent, Journal, LeftBehind
 from relive.gateway.recorder import Recorder
 from relive.gateway.spool import Spool, Waiting, decode_record, encode_record
 from relive.storage import SqliteStorage
@@ -122,6 +123,16 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
+def left_by_the_dead(journal: Journal, memory: Path) -> LeftBehind:
+    """What the journal's files would be read as if its process had died now."""
+    for file in list(journal.folder.iterdir()):  # copies are not locked
+        copy = file.with_suffix(".copy")
+        copy.write_bytes(file.read_bytes())
+        file.unlink()
+        copy.rename(file)
+    return Journal(memory.parent, in_memory=memory).left_behind()
+
+
 def test_what_a_dead_process_left_is_found_call_by_call(tmp_path: Path, memory: Path) -> None:
     journal = Journal(tmp_path, in_memory=memory)
     done, bare, partial = (journal.begin(uid(n), INTENT) for n in (1, 2, 3))
@@ -134,23 +145,18 @@ def test_what_a_dead_process_left_is_found_call_by_call(tmp_path: Path, memory: 
         entry.piece(b"data: 1\n")
         entry.piece(b"\n")
     done.done()
-    assert list(Journal(tmp_path, in_memory=memory).left_behind()) == [], "its owner lives"
+    assert Journal(tmp_path, in_memory=memory).left_behind() == ([], []), "its owner lives"
     journal.close()
     journal._segment = None
     del bare
-    for file in journal.folder.iterdir():  # the process ends: its lock goes
-        copy = file.with_suffix(".copy")
-        copy.write_bytes(file.read_bytes())
-        file.unlink()
-        copy.rename(file)
-    ((orphan, calls),) = Journal(tmp_path, in_memory=memory).left_behind()
-    assert [call.uid for call in calls] == [uid(2), uid(3)]
-    assert calls[0].intent == INTENT
-    assert calls[0].upstream is None
-    assert calls[1].upstream == msgspec.structs.replace(UPSTREAM, key=None)
-    assert (calls[1].pieces, calls[1].drop_usage) == ([b"data: 1\n", b"\n"], True)
-    assert KEY.encode() not in orphan.path.read_bytes()
-    orphan.close(delete=True)
+    left = left_by_the_dead(journal, memory)
+    assert [call.uid for call in left.calls] == [uid(2), uid(3)]
+    assert left.calls[0].intent == INTENT
+    assert left.calls[0].upstream is None
+    assert left.calls[1].upstream == msgspec.structs.replace(UPSTREAM, key=None)
+    assert (left.calls[1].pieces, left.calls[1].drop_usage) == ([b"data: 1\n", b"\n"], True)
+    assert KEY.encode() not in left.files[0].path.read_bytes()
+    left.close(delete=True)
     assert list(journal.folder.iterdir()) == []
 
 
@@ -170,6 +176,74 @@ def test_the_journal_is_empty_once_all_calls_are_done_and_its_files_go(
     journal.close()
     assert list(journal.folder.iterdir()) == []
     assert journal.failures == 0
+
+
+def test_an_answer_that_outgrows_its_file_goes_on_in_the_next(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.gateway.journal.SEGMENT_BYTES", 4_000)
+    monkeypatch.setattr("relive.gateway.journal._SPARE", 500)
+    journal = Journal(tmp_path, in_memory=memory)
+    one, two, three = (journal.begin(uid(n), INTENT) for n in range(3))
+    pieces = [bytes([n]) * 300 for n in range(40)]
+    for piece in pieces:
+        one.piece(piece)
+        two.piece(piece)
+    two.done()
+    assert len(list(journal.folder.iterdir())) > 3
+    left = left_by_the_dead(journal, memory)
+    assert [call.uid for call in left.calls] == [uid(0), uid(2)]
+    assert left.calls[0].pieces == pieces
+    assert journal.failures == 0
+    left.close(delete=True)
+    one.done()
+    three.done()
+
+
+def test_the_journal_is_bounded_and_what_it_could_not_hold_leaves_no_gap(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.gateway.journal.SEGMENT_BYTES", 4_000)
+    monkeypatch.setattr("relive.gateway.journal._SPARE", 500)
+    monkeypatch.setattr("relive.gateway.journal.MOST_BYTES", 9_000)
+    journal = Journal(tmp_path, in_memory=memory)
+    entry = journal.begin(uid(1), INTENT)
+    for number in range(10):
+        entry.piece(bytes([number]) * 1_000)
+        entry.piece(b"small")
+    assert sum(file.stat().st_size for file in journal.folder.iterdir()) <= 9_000
+    assert journal.failures == 1
+    left = left_by_the_dead(journal, memory)
+    (call,) = left.calls
+    left.close(delete=False)
+    assert (
+        b"".join(call.pieces)
+        == b"".join(bytes([n]) * 1_000 + b"small" for n in range(10))[: sum(map(len, call.pieces))]
+    )
+    assert 3 < len(call.pieces) < 20
+    entry.done()
+    for number in range(100):  # the room that was taken is free again
+        journal.begin(uid(number), INTENT).done()
+    assert journal.failures == 1
+
+
+def test_every_call_that_was_done_is_marked_so_however_full_its_file_is(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.gateway.journal.SEGMENT_BYTES", 4_000)
+    monkeypatch.setattr("relive.gateway.journal._SPARE", 0)
+    monkeypatch.setattr("relive.gateway.journal.MOST_BYTES", 4_000)
+    journal = Journal(tmp_path, in_memory=memory)
+    entries = [journal.begin(uid(n), INTENT) for n in range(8)]
+    for _ in range(100):
+        for entry in entries:
+            entry.piece(b"x" * 50)
+    for entry in entries[1:]:
+        entry.done()
+    left = left_by_the_dead(journal, memory)
+    assert [call.uid for call in left.calls] == [uid(0)]
+    left.close(delete=False)
+    entries[0].done()
 
 
 def test_a_call_larger_than_a_file_gets_a_larger_one(tmp_path: Path, memory: Path) -> None:
@@ -425,6 +499,98 @@ def test_with_no_disk_at_all_memory_is_bounded_and_the_loss_counted(
     assert "are lost" in caplog.text
 
 
+def test_records_gathered_with_one_that_no_store_can_hold_are_all_stored(
+    storage: SqliteStorage, tmp_path: Path
+) -> None:
+    async def body(recorder: Recorder) -> None:
+        odd = msgspec.structs.replace(transition(0), action={"x": object()})
+        many = [odd, *(transition(n) for n in range(1, 40))]
+        first = [asyncio.create_task(recorder.record(t, uid(n), nothing)) for n, t in enumerate(many[:20])]
+        await asyncio.sleep(0.0015)  # others come while the store looks at the first
+        rest = [asyncio.create_task(recorder.record(t, uid(n), nothing)) for n, t in enumerate(many[20:], 20)]
+        await asyncio.gather(*first, *rest)
+        await until(lambda: not recorder.outstanding)
+
+    stats = with_recorder(storage, tmp_path / "spool", body).stats
+    assert (stats.refused, stats.stored, stats.lost) == (1, 39, 0)
+    assert len(storage) == 39
+
+
+def test_what_no_store_can_hold_does_not_stop_the_spool(tmp_path: Path) -> None:
+    store = Broken(StorageFullError("No room."))
+
+    class Picky(Broken):
+        def append(self, rows: list[Any]) -> list[int]:
+            if any(number == uid(3) for number, _ in rows):
+                raise InvalidExperienceError("No.")
+            return super().append(rows)
+
+    store.__class__ = Picky
+
+    async def body(recorder: Recorder) -> None:
+        for number in range(10):
+            await recorder.record(transition(number), uid(number), nothing)
+        store.error = None
+        await until(lambda: not recorder.waiting and not recorder.stuck)
+
+    stats = with_recorder(store, tmp_path / "spool", body).stats
+    assert (stats.refused, stats.lost) == (1, 0)
+    assert {number for number, _ in store.taken} == {uid(n) for n in range(10) if n != 3}
+
+
+def test_half_of_a_surrogate_pair_reaches_the_spool(tmp_path: Path) -> None:
+    odd = transition(1, error="broke off at \ud83d")
+    odd = msgspec.structs.replace(odd, action={"content": "cut \ud83d"})
+    back = decode_record(encode_record(odd))
+    assert json.loads(bytes(back.action)) == {"content": "cut \ufffd"}
+    assert back.error == "broke off at \ufffd"
+
+
+def test_the_spool_takes_so_much_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relive.gateway.spool.MOST_BYTES", 3_000)
+    spool = Spool(tmp_path)
+    while spool.size < 2_400:
+        spool.put(uid(spool.waiting), transition(1))
+    with pytest.raises(OSError, match="as much as it may"):
+        spool.put(uid(1), transition(1, error="x" * 600))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 3_100
+    spool.close()
+
+
+def test_what_follows_a_record_follows_it_out_of_the_spool_too(tmp_path: Path) -> None:
+    store = Broken(StorageFullError("No room."))
+    followed: list[Any] = []
+
+    async def body(recorder: Recorder) -> None:
+        recorder.stored = lambda row, number: followed.append((row.episode_id, number))
+        await recorder.record(transition(1), uid(1), nothing)
+        store.error = None
+        await until(lambda: not recorder.waiting and not recorder.stuck)
+        await recorder.record(transition(2), uid(2), nothing)
+
+    with_recorder(store, tmp_path / "spool", body)
+    assert followed == [("e1", 0), ("e2", 0)]
+
+
+def test_what_came_after_a_step_waits_with_it_while_the_store_is_locked(storage: SqliteStorage, tmp_path: Path) -> None:
+    storage.append([transition()])
+    other = apsw.Connection(str(storage.path))
+
+    async def body(recorder: Recorder) -> None:
+        other.execute("BEGIN IMMEDIATE").fetchall()
+        await recorder.record(transition(1), uid(1), nothing)
+        await until(lambda: recorder.stuck)
+        await recorder.record(transition(2), uid(2), nothing)
+        for number in (1, 2):
+            await recorder.next_state(uid(number), {"seen after": number})
+        other.execute("ROLLBACK").fetchall()
+        await until(lambda: not recorder.waiting and not recorder.stuck)
+
+    with_recorder(storage, tmp_path / "spool", body)
+    states = {row.transition.episode_id: row.transition.next_state for row in storage.query()}
+    assert states == {"e0": None, "e1": {"seen after": 1}, "e2": {"seen after": 2}}
+
+
 def test_a_record_that_no_store_can_hold_is_refused_and_stops_nothing(storage: SqliteStorage, tmp_path: Path) -> None:
     async def body(recorder: Recorder) -> None:
         odd = msgspec.structs.replace(transition(1), action={"x": object()})
@@ -500,7 +666,7 @@ def test_the_journal_survives_kill_9(tmp_path: Path, memory: Path) -> None:
     text = textwrap.dedent(script).format(here=str(Path(__file__).parent), beside=str(tmp_path), memory=str(memory))
     result = subprocess.run([sys.executable, "-c", text], check=False)
     assert result.returncode == -signal.SIGKILL
-    ((orphan, calls),) = Journal(tmp_path, in_memory=memory).left_behind()
-    assert [call.uid for call in calls] == [uid(n) for n in range(0, 100, 2)]
-    assert all(call.pieces == [b"data: 1"] for call in calls)
-    orphan.close(delete=True)
+    left = Journal(tmp_path, in_memory=memory).left_behind()
+    assert [call.uid for call in left.calls] == [uid(n) for n in range(0, 100, 2)]
+    assert all(call.pieces == [b"data: 1"] for call in left.calls)
+    left.close(delete=True)

@@ -28,6 +28,7 @@ class Arena:
 
     Attributes:
         path: Where it is.
+        size: Its bytes.
         used: Bytes written.
 
     Raises:
@@ -37,29 +38,29 @@ class Arena:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         self.used = 0
-        self._size = size
+        self.size = size
         self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self._descriptor, 0, size)
-            else:  # macOS: the room is only promised
-                os.ftruncate(self._descriptor, size)
+            else:  # macOS has no such call; what is written is there
+                _fill(self._descriptor, size)
             self._memory = mmap.mmap(self._descriptor, size)
         except OSError:
             path.unlink(missing_ok=True)
             os.close(self._descriptor)
             raise
 
-    def room_for(self, length: int) -> bool:
-        """Whether a body of this length fits."""
-        return self.used + 2 * _HEAD.size + length <= self._size
+    def room_for(self, length: int, *, beside: int = 0) -> bool:
+        """Whether a body of this length fits, and so many empty ones after it."""
+        return self.used + (2 + beside) * _HEAD.size + length <= self.size
 
     def write(self, kind: int, uid: bytes, body: bytes = b"") -> bool:
         """Appends an entry; False: there is no room for it."""
         start = self.used
         end = start + _HEAD.size + len(body)
-        if end + _HEAD.size > self._size:
+        if end + _HEAD.size > self.size:
             return False
         memory = self._memory
         memory[end : end + _HEAD.size] = _NOTHING  # what lay there before must not be read as the next entry
@@ -92,3 +93,10 @@ def read_arena(path: Path) -> Iterator[Frame]:
             return
         yield Frame(kind, uid, data[start + _HEAD.size : end])
         start = end
+
+
+def _fill(descriptor: int, size: int) -> None:
+    """Writes zeros, so that the file has all its room."""
+    zeros = bytes(min(size, 1 << 20))
+    while size > 0:
+        size -= os.write(descriptor, zeros[: min(size, len(zeros))])

@@ -102,6 +102,11 @@ class Call:
                 await self._follow(plan)
         except TimeoutError:
             await self._record("client_disconnected")
+        except Exception as error:
+            if not self._over:
+                self._capture.fail(f"The gateway itself failed: {type(error).__name__}.", "gateway")
+                await self._record("interrupted" if self._client.begun else "failed")
+            raise
         finally:
             watching.cancel()
 
@@ -432,23 +437,16 @@ class Call:
         if self._step.previous is not None and self._step.new_messages:
             news = msgspec.Raw(self._request.last_messages(self._step.new_messages))
             gateway.beside(gateway.recorder.next_state(self._step.previous, news))
-        recording = gateway.recorder.record(transition, self._uid, lambda number: self._safe(transition, number))
+        recording = gateway.recorder.record(transition, self._uid, self._safe)
         if self._reservation is None:
             return await recording
         kept, _ = await asyncio.gather(recording, self._settle(self._reservation, transition))
         return kept
 
-    def _safe(self, transition: Transition, number: int | None) -> None:
-        """The record is kept; now what belongs to it can follow."""
+    def _safe(self, _: int | None) -> None:
+        """The record is kept."""
         if self._entry is not None:
             self._entry.done()
-        if number is None:
-            return
-        if self._gateway.rewards:
-            self._gateway.beside(self._gateway.score(transition, number))
-        attempts = self._capture.attempts(transition)
-        if attempts:
-            self._gateway.beside(self._gateway.recorder.attempts(attempts, number))
 
     async def _settle(self, reservation: str, transition: Transition) -> None:
         budgets = self._gateway.budgets

@@ -14,7 +14,7 @@ from relive.experience import TokenTrace, Transition, Usage
 from relive.gateway.conversations import Step
 from relive.gateway.decoding import BodyDecoder
 from relive.gateway.dialects.raw import RawReader
-from relive.gateway.dialects.reader import AnswerReader, parse
+from relive.gateway.dialects.reader import AnswerReader, dictionaries, parse
 from relive.gateway.estimates import TokenEstimates
 from relive.gateway.identity import Identity
 from relive.gateway.request import CallRequest
@@ -236,26 +236,6 @@ class Capture:
             info={**self._request_info(), **self._info},
         )
 
-    def attempts(self, transition: Transition) -> list[Transition]:
-        """The failed tries of a call as records of their own, unless the call is but one of them."""
-        if len(self._attempts) == 1 and transition.error is not None:
-            return []
-        return [
-            msgspec.structs.replace(
-                transition,
-                action=None,
-                tags=(*transition.tags, "attempt"),
-                policy=model,
-                usage=None,
-                cost=None,
-                latency_ms=attempt.latency_ms,
-                error=attempt.error,
-                tokens=None,
-                info={"status": "failed", "http_status": attempt.status, "error_kind": attempt.kind},
-            )
-            for model, attempt in self._attempts
-        ]
-
     @property
     def _refused(self) -> bool:
         return self.http_status is not None and self.http_status >= 400
@@ -325,6 +305,32 @@ class Capture:
             info["stream"] = True
         parameters = self.request.parameters()
         return {**info, "parameters": parameters} if parameters else info
+
+
+def failed_attempts(transition: Transition) -> list[Transition]:
+    """The failed tries of a recorded call as records of their own, unless the call is but one of them."""
+    info = transition.info
+    if isinstance(info, msgspec.Raw):  # it waited in the spool
+        info = parse(bytes(info))
+    attempts = dictionaries(info.get("attempts")) if isinstance(info, dict) else []
+    if len(attempts) == 1 and transition.error is not None:
+        return []
+    return [
+        msgspec.structs.replace(
+            transition,
+            action=None,
+            next_state=None,
+            tags=(*transition.tags, "attempt"),
+            policy=attempt["model"],
+            usage=None,
+            cost=None,
+            latency_ms=attempt["latency_ms"],
+            error=attempt["error"],
+            tokens=None,
+            info={"status": "failed", "http_status": attempt["status"], "error_kind": attempt["kind"]},
+        )
+        for attempt in attempts
+    ]
 
 
 def _code_in(failure: bytes) -> int | None:

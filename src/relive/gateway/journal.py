@@ -5,17 +5,18 @@ the call is done. The journal of a process that died is read by the next one, wh
 
 It lies in the machine's memory where the system has a place for that (``/dev/shm``): it survives the process, not the
 machine, and nothing in it reaches a disk before secrets are taken out. Where there is no such place it lies beside the
-store and holds no content, only that a call was made. If it cannot be written, calls go on without it, and that is
-counted.
+store and holds no content, only that a call was made. Its size is bounded. If it cannot be written, calls go on without
+it, and that is counted.
 """
 
 import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,9 +27,12 @@ from relive.gateway.frames import Frame, Orphan, orphans
 from relive.gateway.identity import Identity
 
 SEGMENT_BYTES = 8 << 20
-"""Size of a file; a call that does not fit into what is left of one goes into a new one."""
+"""Size of a file; what does not fit into what is left of one goes into a new one."""
 
-_SPARE = 1 << 20  # bytes; room for answers, kept free before a new call is begun in a file
+MOST_BYTES = 256 << 20
+"""Size of all files together; beyond it calls go on without the journal."""
+
+_SPARE = 1 << 20  # bytes; room for answers, there when a call is begun in a file
 _INTENT, _FORWARDED, _BEGAN, _PIECE, _DONE = range(5)
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it, for the owner alone
 
@@ -115,53 +119,79 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.failures = 0
         self._segment: _Segment | None = None
+        self._bytes = 0
 
     def begin(self, uid: bytes, intent: Intent) -> "Entry":
         """Notes a call that is about to be forwarded."""
         if not self.with_content:
             intent = msgspec.structs.replace(intent, body=b"")
         body = _encode(intent)
-        segment = self._segment
-        if segment is None or not segment.file.room_for(len(body) + _SPARE):
-            segment = self._next_segment(len(body))
-        if segment is None or not segment.file.write(_INTENT, uid, body):
+        segment = self._with_room(len(body))
+        if segment is None or not segment.write(_INTENT, uid, body):
             self.failures += 1
             return Entry(self, None, uid)
-        segment.open += 1
+        segment.calls += 1
         return Entry(self, segment, uid)
 
-    def _next_segment(self, least: int) -> "_Segment | None":
-        """A new file for new calls; ``None``: there is no room for one."""
-        path = self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.calls"
-        try:
-            made = _Segment(Arena(path, max(SEGMENT_BYTES, 2 * least + _SPARE)))
-        except OSError:
-            return None
-        if self._segment is not None:
-            self._segment.retire()
-        self._segment = made
-        return made
-
-    def left_behind(self) -> Iterator[tuple[Orphan, list[JournaledCall]]]:
-        """The files of dead processes with the calls that were not done; close each, deleting it once they are safe."""
-        for orphan in orphans(self.folder, "*.calls"):
-            yield orphan, _unfinished(orphan)
+    def left_behind(self) -> "LeftBehind":
+        """The files of dead processes with the calls that were not done."""
+        files = list(orphans(self.folder, "*.calls"))
+        return LeftBehind(files, _unfinished(files))
 
     def close(self) -> None:
-        """Ends the journal; a file with calls under way stays, for the next process to record them."""
+        """Ends the journal; files with calls under way stay, for the next process to record them."""
         if self._segment is not None:
             self._segment.retire()
             self._segment = None
+
+    def _with_room(self, length: int) -> "_Segment | None":
+        """The file for what comes now, with room for an entry of this length and more; ``None``: there is none."""
+        segment = self._segment
+        if segment is not None and segment.file.room_for(length + _SPARE, beside=segment.calls):
+            return segment
+        size = max(SEGMENT_BYTES, 2 * length + _SPARE)
+        if self._bytes + size > MOST_BYTES:
+            return None
+        try:
+            made = _Segment(Arena(self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.calls", size), self)
+        except OSError:
+            return None
+        self._bytes += size
+        self._segment = made
+        if segment is not None:
+            segment.retire()
+        return made
+
+    def _deleted(self, file: Arena) -> None:
+        self._bytes -= file.size
+
+
+class LeftBehind(NamedTuple):
+    """What dead processes left.
+
+    Attributes:
+        files: Theirs, which nobody else takes over meanwhile.
+        calls: Those that were not done, in the order in which they began.
+    """
+
+    files: list[Orphan]
+    calls: list[JournaledCall]
+
+    def close(self, *, delete: bool) -> None:
+        """Lets go of the files, and deletes them once all calls are safe."""
+        for file in self.files:
+            file.close(delete=delete)
 
 
 class Entry:
     """One call in the journal; writing to it never fails."""
 
-    __slots__ = ("_journal", "_segment", "_uid")
+    __slots__ = ("_journal", "_segments", "_torn", "_uid")
 
     def __init__(self, journal: Journal, segment: "_Segment | None", uid: bytes) -> None:
         self._journal = journal
-        self._segment = segment
+        self._segments = [segment] if segment is not None else []  # a long answer goes on in the next file
+        self._torn = False  # something found no room; what came after it would be read as if nothing were missing
         self._uid = uid
 
     def forwarded(self, upstream: Upstream, *, drop_usage: bool) -> None:
@@ -179,48 +209,65 @@ class Entry:
 
     def done(self) -> None:
         """The record is safe elsewhere."""
-        segment, self._segment = self._segment, None
-        if segment is None:
-            return
-        if not segment.file.write(_DONE, self._uid):
-            self._journal.failures += 1
-        segment.finished_one()
+        segments, self._segments = self._segments, []
+        for segment in segments:
+            segment.write(_DONE, self._uid, b"")
+            segment.finished_one()
 
     def _write(self, kind: int, body: bytes) -> None:
-        if self._segment is not None and not self._segment.file.write(kind, self._uid, body):
+        if self._torn or not self._segments or self._segments[-1].write(kind, self._uid, body):
+            return
+        following = self._journal._with_room(len(body))
+        if following is not None and following.write(kind, self._uid, body):
+            following.calls += 1
+            self._segments.append(following)
+        else:
+            self._torn = True
             self._journal.failures += 1
 
 
 class _Segment:
-    """A file and how many of its calls are under way."""
+    """A file and how many of its calls are under way; each has its place kept for the mark that it is done."""
 
-    def __init__(self, file: Arena) -> None:
+    def __init__(self, file: Arena, journal: Journal) -> None:
         self.file = file
-        self.open = 0
+        self.calls = 0
+        self._journal = journal
         self._retired = False
 
+    def write(self, kind: int, uid: bytes, body: bytes) -> bool:
+        """Appends an entry; False: there is no room for it."""
+        if kind != _DONE and not self.file.room_for(len(body), beside=self.calls + 1):
+            return False
+        return self.file.write(kind, uid, body)
+
     def finished_one(self) -> None:
-        self.open -= 1
-        if self.open == 0:
+        self.calls -= 1
+        if self.calls == 0:
             if self._retired:
-                self.file.close(delete=True)
+                self._delete()
             else:
                 self.file.empty()
 
     def retire(self) -> None:
         """No new calls come; the file goes when its last call is done, or stays if the process ends before."""
         self._retired = True
-        if self.open == 0:
-            self.file.close(delete=True)
+        if self.calls == 0:
+            self._delete()
+
+    def _delete(self) -> None:
+        self.file.close(delete=True)
+        self._journal._deleted(self.file)
 
 
-def _unfinished(orphan: Orphan) -> list[JournaledCall]:
+def _unfinished(files: Iterable[Orphan]) -> list[JournaledCall]:
     calls: dict[bytes, JournaledCall] = {}
-    for frame in read_arena(orphan.path):
-        try:
-            _take(calls, frame)
-        except msgspec.DecodeError:  # of a newer Relive
-            calls.pop(frame.uid, None)
+    for file in files:
+        for frame in read_arena(file.path):
+            try:
+                _take(calls, frame)
+            except (msgspec.DecodeError, msgspec.ValidationError):  # of a newer Relive
+                calls.pop(frame.uid, None)
     return list(calls.values())
 
 

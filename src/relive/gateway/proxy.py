@@ -21,6 +21,7 @@ from relive.experience import Feedback, Transition
 from relive.gateway.access import Access
 from relive.gateway.budget import Budgets
 from relive.gateway.call import Call
+from relive.gateway.capture import failed_attempts
 from relive.gateway.client import Client
 from relive.gateway.conversations import Conversations
 from relive.gateway.estimates import TokenEstimates
@@ -132,6 +133,7 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._scoring = asyncio.Semaphore(8)
+        self.recorder.stored = self._follow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
@@ -143,6 +145,18 @@ class Gateway:
             self.count("refused")
             if not client.left:
                 await client.refuse(refusal)
+        except Exception:  # a fault of the gateway's own
+            _log.exception("A call failed inside the gateway")
+            if client.begun:
+                raise  # the server breaks the connection off, so that the client can tell
+            await client.refuse(
+                RefusalError(
+                    "The gateway failed to serve this call; its log says why.",
+                    status=500,
+                    kind="api_error",
+                    code="gateway_error",
+                )
+            )
         finally:
             self.stats.in_flight -= 1
 
@@ -170,7 +184,15 @@ class Gateway:
         self._background.add(task)
         task.add_done_callback(self._finished)
 
-    async def score(self, transition: Transition, number: int) -> None:
+    def _follow(self, transition: Transition, number: int) -> None:
+        """A record is stored; now what belongs to it can follow."""
+        if self.rewards:
+            self.beside(self._score(transition, number))
+        attempts = failed_attempts(transition)
+        if attempts:
+            self.beside(self.recorder.attempts(attempts, number))
+
+    async def _score(self, transition: Transition, number: int) -> None:
         """Gives a recorded call the rewards that are set up."""
         async with self._scoring:
             for name, reward in self.rewards.items():

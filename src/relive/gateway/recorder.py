@@ -19,7 +19,8 @@ import msgspec
 
 from relive.errors import ReliveError
 from relive.experience import Feedback, Transition
-from relive.gateway.spool import Spool, Waiting, encode_record
+from relive.gateway.spool import NextState, Spool, Waiting, encode_record
+from relive.storage.codec import encode_json
 from relive.storage.redaction import Redactor
 from relive.storage.sqlite import SqliteStorage
 from relive.storage.transaction import Transaction
@@ -46,6 +47,8 @@ _BATCH = 64
 
 Kept = Literal["stored", "pending"]
 Safe = Callable[[int | None], None]
+Stored = Callable[[Transition, int], None]
+Item = Transition | Feedback | NextState
 _log = logging.getLogger("relive.gateway")
 
 
@@ -75,7 +78,7 @@ class _Held(NamedTuple):
     """Something kept in memory."""
 
     uid: bytes
-    item: Transition | Feedback
+    item: Item
     size: int
     safe: Safe
 
@@ -92,6 +95,7 @@ class Recorder:
 
     Attributes:
         stats: What became of records so far.
+        stored: Called with each record that the store took, at once or later, and its id; ``None``: nothing follows.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Recorder:
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
         self.stats = RecorderStats()
+        self.stored: Stored | None = None
         self._storage = storage
         self._spool = spool
         self._redact = redact
@@ -172,14 +177,15 @@ class Recorder:
 
     async def next_state(self, uid: bytes, value: Any) -> None:
         """Keeps what an agent saw after a recorded step; nothing if the step is not stored."""
-
-        def keep() -> None:
-            number = self._storage.ids_of([uid])[0]
-            if number is not None:
-                self._storage.set_next_state(number, value)
-
+        item = NextState(encode_json(value))
         if not self.stuck:
-            await asyncio.to_thread(keep)
+            try:
+                if await self._keep_next_state(uid, item) or not self.waiting:
+                    return  # else its record may be one of those that wait
+            except (ReliveError, OSError) as error:
+                if not _transient(error):
+                    raise
+        self._put_aside(uid, item, _nothing)
 
     async def feedback(self, feedback: Feedback, *, patience: float = 5.0) -> int | None:
         """Keeps feedback.
@@ -238,6 +244,8 @@ class Recorder:
             try:
                 self._spool.put(held.uid, held.item)
             except OSError:
+                if isinstance(held.item, Transition):
+                    continue  # its call stays in the journal, for the next start
                 self._lose()
             held.safe(None)
         self._spool.close()
@@ -245,6 +253,9 @@ class Recorder:
     def _hand_over(self) -> None:
         """Gives the store, as one write, the records that came within the last moment."""
         gathered, self._gathered = self._gathered, []
+        self._give(gathered)
+
+    def _give(self, gathered: list[_Gathered]) -> None:
         loop = asyncio.get_running_loop()
         rows, uids = [item[1] for item in gathered], [item[0] for item in gathered]
 
@@ -272,8 +283,7 @@ class Recorder:
         """The store did not take records: one by one if one of them may be the reason, else all of them later."""
         if len(gathered) > 1 and not _transient(error):
             for item in gathered:
-                self._gathered = [item]
-                self._hand_over()
+                self._give([item])
             return
         for _, _, storing in gathered:
             if not storing.done():
@@ -289,20 +299,20 @@ class Recorder:
         error = None if storing.cancelled() else storing.exception()
         if error is None and not storing.cancelled():
             self.stats.stored += 1
-            safe(storing.result())
+            number = storing.result()
+            safe(number)
+            self._follow(transition, number)
         elif _transient(error):
             self._failing = True
             self._put_aside(uid, transition, safe)
         else:
-            self.stats.refused += 1
-            _log.error("A call cannot be recorded: %s", error)
+            self._refused(error)
             safe(None)
 
-    def _put_aside(self, uid: bytes, item: Transition | Feedback, safe: Safe) -> None:
+    def _put_aside(self, uid: bytes, item: Item, safe: Safe) -> None:
         """Keeps something until the store takes it: on the disk, else in memory, else not at all."""
-        if self._redact is not None:
-            item = self._redact.transition(item)[0] if isinstance(item, Transition) else self._redact.feedback(item)[0]
         try:
+            item = self._redacted(item)
             self._spool.put(uid, item)
             self.stats.spooled += 1
             safe(None)
@@ -314,8 +324,29 @@ class Recorder:
             else:
                 self._held.append(_Held(uid, item, size, safe))
                 self._held_bytes += size
+        except ReliveError as error:
+            self._refused(error)
+            safe(None)
         if self._draining is None or self._draining.done():
             self._draining = asyncio.create_task(self._drain())
+
+    def _redacted(self, item: Item) -> Item:
+        redact = self._redact
+        if redact is None:
+            return item
+        if isinstance(item, Transition):
+            return redact.transition(item)[0]
+        if isinstance(item, Feedback):
+            return redact.feedback(item)[0]
+        return NextState(redact.json(item.text)[0])
+
+    def _follow(self, transition: Transition, number: int | None) -> None:
+        if number is not None and self.stored is not None:
+            self.stored(transition, number)
+
+    def _refused(self, error: BaseException | None) -> None:
+        self.stats.refused += 1
+        _log.error("A call cannot be recorded: %s", error)
 
     def _lose(self) -> None:
         self.stats.lost += 1
@@ -345,19 +376,50 @@ class Recorder:
             await self._store(batch)
 
     async def _store(self, batch: list[Waiting]) -> None:
+        """Stores some of what waits; what no store can hold is left out, and counted."""
         records = [(waiting.uid, waiting.item) for waiting in batch if isinstance(waiting.item, Transition)]
-        if records:
-            uids, rows = [uid for uid, _ in records], [item for _, item in records]
-            await asyncio.wrap_future(self._storage.write(lambda t: self._append(t, rows, uids), len(rows)))
-            self.stats.stored += len(rows)
-        for waiting in batch:
-            if isinstance(waiting.item, Feedback):
-                await asyncio.wrap_future(self._storage.feedback_soon(waiting.item))
+        try:
+            if records:
+                uids, rows = [uid for uid, _ in records], [item for _, item in records]
+                numbers = await asyncio.wrap_future(
+                    self._storage.write(lambda t: self._append(t, rows, uids), len(rows))
+                )
+                self.stats.stored += len(rows)
+                for row, number in zip(rows, numbers, strict=True):
+                    self._follow(row, number)
+            for waiting in batch:
+                if isinstance(waiting.item, Feedback):
+                    await asyncio.wrap_future(self._storage.feedback_soon(waiting.item))
+                elif isinstance(waiting.item, NextState):
+                    await self._keep_next_state(waiting.uid, waiting.item)
+        except Exception as error:
+            if _transient(error):
+                raise
+            if len(batch) == 1:
+                self._refused(error)
+                return
+            for waiting in batch:  # what was stored before the error is there already
+                await self._store([waiting])
+
+    async def _keep_next_state(self, uid: bytes, item: NextState) -> bool:
+        """Stores a late next state; False: its record is not stored."""
+        redact = self._redact
+        if redact is not None and not redact.content:
+            return True
+        text = item.text if redact is None else redact.json(item.text)[0]
+
+        def keep(transaction: Transaction) -> bool:
+            number = transaction.id_of(uid)
+            if number is not None:
+                transaction.set_next_state(number, text)
+            return number is not None
+
+        return bool(await asyncio.wrap_future(self._storage.write(keep)))
 
 
 def _transient(error: BaseException | None) -> bool:
-    """Whether the same write may succeed later: everything but a record that no store can hold."""
-    return not isinstance(error, ValueError)
+    """Whether the same write may succeed later: the store was in the way, not what was to be written."""
+    return error is None or (isinstance(error, ReliveError | OSError) and not isinstance(error, ValueError))
 
 
 def _seen(future: "asyncio.Future[Any]") -> None:
@@ -367,4 +429,4 @@ def _seen(future: "asyncio.Future[Any]") -> None:
 
 
 def _nothing(_: int | None) -> None:
-    """What has to be done for feedback once it is safe."""
+    """What has to be done for feedback and next states once they are safe."""

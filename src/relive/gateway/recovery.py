@@ -29,18 +29,22 @@ async def recover(journal: Journal, recorder: Recorder, prices: PriceTable) -> d
         spooled = await recorder.recover_spool()
         if spooled:
             found["spooled"] = spooled
-        for orphan, calls in journal.left_behind():
+        left = journal.left_behind()
+        safe = False
+        try:
             waiting = []
-            safe = False
-            try:
-                for call in calls:
+            for call in left.calls:
+                try:
                     status, transition = replay(call, prices)
-                    waiting.append(Waiting(call.uid, transition))
-                    found[status] = found.get(status, 0) + 1
-                await recorder.recover(waiting)
-                safe = True
-            finally:
-                orphan.close(delete=safe)
+                except Exception:  # noqa: BLE001 - one call that cannot be read must not keep the gateway from starting
+                    _log.exception("A call that an earlier gateway left behind cannot be read.")
+                    continue
+                waiting.append(Waiting(call.uid, transition))
+                found[status] = found.get(status, 0) + 1
+            await recorder.recover(waiting)
+            safe = True
+        finally:
+            left.close(delete=safe)
     except (ReliveError, OSError) as error:
         _log.warning("What an earlier gateway left behind cannot be stored now: %s", error)
     return found

@@ -4,6 +4,7 @@ What is in the spool has had its secrets taken out. It is read back once the sto
 or by the next; a record's uid keeps it from being stored twice. Numbers and texts of the payload stay byte for byte.
 """
 
+import errno
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,23 +16,36 @@ import msgspec
 from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Transition
 from relive.gateway.frames import Frame, FrameFile, orphans, read_frames
-from relive.storage.codec import decode_json, encode_json
+from relive.storage.codec import clean_text, decode_json, encode_json
 
-_RECORD, _FEEDBACK = 0, 1
+_RECORD, _FEEDBACK, _NEXT_STATE = range(3)
 _PAYLOAD = ("state", "action", "next_state", "info")
 SEGMENT_BYTES = 16 << 20
 
+MOST_BYTES = 4 << 30
+"""Size of all files of a process; beyond it nothing is taken."""
+
+
+class NextState(msgspec.Struct, frozen=True):
+    """What an agent saw after a step whose record was stored or spooled before.
+
+    Attributes:
+        text: JSON text.
+    """
+
+    text: bytes
+
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Something in the spool: a record with its uid, or feedback.
+    """Something in the spool: a record with its uid, a late next state with that of its record, or feedback.
 
     Attributes:
         uid: The record's; sixteen zeros for feedback.
-        item: The record, or the feedback.
+        item: The record, what came next, or the feedback.
     """
 
     uid: bytes
-    item: Transition | Feedback
+    item: Transition | Feedback | NextState
 
 
 class Spool:
@@ -49,17 +63,28 @@ class Spool:
         self._files: list[FrameFile] = []
         self.waiting = 0
 
-    def put(self, uid: bytes, item: Transition | Feedback) -> None:
-        """Keeps a record, or feedback, until it can be stored.
+    def put(self, uid: bytes, item: Transition | Feedback | NextState) -> None:
+        """Keeps a record, what came after it, or feedback, until it can be stored.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written, or as much waits as may.
+            InvalidExperienceError: it has no JSON form.
         """
         if isinstance(item, Transition):
-            self._file().write(_RECORD, uid, encode_record(item))
+            kind, body = _RECORD, encode_record(item)
+        elif isinstance(item, NextState):
+            kind, body = _NEXT_STATE, item.text
         else:
-            self._file().write(_FEEDBACK, bytes(16), encode_json(item.to_dict()))
+            kind, uid, body = _FEEDBACK, bytes(16), encode_json(item.to_dict())
+        if self.size + len(body) > MOST_BYTES:
+            raise OSError(errno.ENOSPC, "The spool holds as much as it may.")
+        self._file().write(kind, uid, body)
         self.waiting += 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of what waits."""
+        return sum(file.size for file in self._files)
 
     def batches(self, size: int) -> Iterator[list[Waiting]]:
         """What waits, the oldest first, in lists of at most `size`; a file goes once all its lists were asked for.
@@ -106,8 +131,17 @@ class Spool:
 
 
 def encode_record(transition: Transition) -> bytes:
-    """A transition as one JSON object: its fields as they are named, payload byte for byte."""
-    return _ENCODER.encode(transition)
+    """A transition as one JSON object: its fields as they are named, payload byte for byte.
+
+    Raises:
+        InvalidExperienceError: it has no JSON form.
+    """
+    try:
+        return _ENCODER.encode(transition)
+    except (TypeError, AttributeError, ValueError, OverflowError):  # half of a surrogate pair, a number too long
+        payload = {name: msgspec.Raw(encode_json(getattr(transition, name))) for name in _PAYLOAD}
+        error = None if transition.error is None else clean_text(transition.error)
+        return _ENCODER.encode(msgspec.structs.replace(transition, error=error, **payload))
 
 
 def decode_record(text: bytes) -> Transition:
@@ -129,6 +163,8 @@ def _in_lists(frames: list[Frame], size: int) -> Iterator[list[Waiting]]:
         try:
             if frame.kind == _RECORD:
                 waiting.append(Waiting(frame.uid, decode_record(frame.body)))
+            elif frame.kind == _NEXT_STATE:
+                waiting.append(Waiting(frame.uid, NextState(frame.body)))
             elif frame.kind == _FEEDBACK:
                 waiting.append(Waiting(frame.uid, Feedback.from_dict(decode_json(frame.body))))
         except (InvalidExperienceError, ValueError):

@@ -91,7 +91,7 @@ class Transaction:
         first = number = self._next_id
         seen: set[bytes] = set()
         for row in rows:
-            if row.uid is not None and (row.uid in seen or self._has_uid(row.uid)):
+            if row.uid is not None and (row.uid in seen or self.id_of(row.uid) is not None):
                 ids.append(None)
                 continue
             if row.uid is not None:
@@ -245,6 +245,11 @@ class Transaction:
         )
         return np.array([np.nan if found.get(number) is None else found[number] for number in ids.tolist()])
 
+    def id_of(self, uid: bytes) -> int | None:
+        """The id of the experience with this uid; ``None``: there is none."""
+        number: int | None = self.connection.execute("SELECT id FROM experience WHERE uid = ?", (uid,)).get
+        return number
+
     def ids(self) -> npt.NDArray[np.int64]:
         """All stored ids, increasing."""
         return np.array([row[0] for row in fetch(self.connection, "SELECT id FROM experience ORDER BY id")], np.int64)
@@ -300,8 +305,6 @@ class Transaction:
             self._clock = max(time.time_ns() // 1000, self._newest)
         return self._clock
 
-    def _has_uid(self, uid: bytes) -> bool:
-        return self.connection.execute("SELECT 1 FROM experience WHERE uid = ?", (uid,)).get is not None
 
     def _note(self, kind: int, first: int, last: int, ids: bytes | None = None) -> None:
         self._number += 1
