@@ -89,7 +89,7 @@ class Reader:
         wanted = int64(ids)
         if not len(wanted):
             return []
-        rows = fetch(connection, _BY_ID, (apsw.carray(wanted),))
+        rows = fetch(connection, _BY_ID, (apsw.carray(np.sort(wanted)),))  # neighbours in the file share pages
         found = {stored.id: stored for stored in self._stored(connection, rows)}
         return [found.get(number) for number in wanted.tolist()]
 
