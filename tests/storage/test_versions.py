@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from relive.experience import Feedback, TokenTrace, Transition, Usage
+from relive.playbook.book import Playbook
 from relive.storage import NewerStoreError, SqliteStorage
 from relive.storage.check import check
 from relive.storage.connection import connect
@@ -60,6 +61,9 @@ def make(path: Path) -> None:
         )
         storage.delete([ids[-1] or 0])
         storage.feedback(Feedback(experience_id=ids[3], source="user", reward=1.0, demonstration={"do": "this"}))
+        book = Playbook(storage, author="ann")
+        book.add("Name the day of delivery", when="somebody asks where a parcel is", evidence=[ids[3] or 0])
+        book.approve(1)
 
 
 def unpacked(version: int, folder: Path) -> Path:
@@ -88,6 +92,16 @@ def test_a_store_of_every_version_opens_with_all_it_held(version: int, tmp_path:
         assert len(storage.query(tag="é")) == 4
         assert storage.append([CONTENT[0]]) == [6], "no id is given out again"
     assert check(path).problems == []
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version >= 2])
+def test_lessons_of_every_version_are_there_and_found(version: int, tmp_path: Path) -> None:
+    with SqliteStorage(unpacked(version, tmp_path)) as storage:
+        book = Playbook(storage)
+        (found,) = book.search("where is my parcel")
+        assert found.lesson.text.do == "Name the day of delivery"
+        assert (found.lesson.status, found.lesson.support) == ("active", 1)
+        assert [(one.change, one.who) for one in book.history(1)] == [("add", "ann"), ("approve", "ann")]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

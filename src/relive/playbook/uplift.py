@@ -17,8 +17,8 @@ The interval is valid at every look, however often one looks and whenever one st
 Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and asymptotic confidence
 sequences", Annals of Statistics 52 (2024), 2613-2640, arXiv 2103.06476: the Gaussian mixture boundary of their Theorem
 2.2 in its Lindeberg-type martingale form (section 2, "time-varying"), whose target is the *running mean* of effects
-that may differ from call to call, for the average treatment effect in randomised experiments (their section 3). With V the
-sum of squared deviations of the scores and t their number::
+that may differ from call to call, for the average treatment effect in randomised experiments (their section 3). With V
+the sum of squared deviations of the scores and t their number::
 
     mean ± sqrt( 2 (V ρ² + 1) / ρ² · log( sqrt(V ρ² + 1) / α ) ) / t,    ρ² = (-2 log α + log(-2 log α) + 1) / V*
 

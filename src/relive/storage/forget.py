@@ -22,7 +22,7 @@ from typing import NamedTuple
 import apsw
 import msgspec
 
-from relive.storage import audit, dictionaries
+from relive.storage import audit, dictionaries, playbook_tables
 from relive.storage.codec import Decompressor, clean_text
 from relive.storage.connection import connect, errors_of, fetch
 from relive.storage.errors import StorageError
@@ -280,6 +280,7 @@ def _delete(transaction: Transaction, names: _Names, asked: Selection, who: str 
     waiting = _waiting(connection, names)
     connection.executemany("DELETE FROM feedback WHERE id = ?", [(number,) for number in waiting])
     transaction.evict(ids)
+    playbook_tables.forget(connection, ids, names.forms)
     feedback = feedback_before - connection.execute("SELECT count(*) FROM feedback").get
     pending = bool(fetch(connection, "SELECT 1 FROM setting WHERE name = ?", (_PENDING,)))
     count = dictionaries.forgotten(connection)
@@ -294,7 +295,6 @@ def _delete(transaction: Transaction, names: _Names, asked: Selection, who: str 
     transaction.audit(
         "forget", who=who, target=", ".join(reference), before={"experiences": len(ids), "feedback": feedback}
     )
-    learnt_from = since is not None and last_dictionary is not None and since <= last_dictionary
     learnt_from = since is not None and last_dictionary is not None and since <= last_dictionary
     # What was evicted before it could be forgotten may be in a dictionary too.
     may_hold = last_dictionary is not None and (learnt_from or evicted > 0 or pending)

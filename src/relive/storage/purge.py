@@ -91,6 +91,7 @@ def purge(connection: apsw.Connection, path: Path) -> None:
     try:
         with immediate(connection):
             connection.execute("INSERT INTO state_text(state_text) VALUES ('optimize')")
+            connection.execute("INSERT INTO lesson_text(lesson_text) VALUES ('optimize')")
         connection.execute("VACUUM")
         cut = _cut_log(connection)
     finally:

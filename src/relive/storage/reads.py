@@ -1,9 +1,11 @@
 """What can be asked of a store, by id or by a query; each answer is one consistent view."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
+from typing import TypeVar
 
+import apsw
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ from relive.storage.stored import Stored
 from relive.storage.transaction import changes_since
 from relive.storage.usage_report import By, UsageRow, usage_rows
 
+T = TypeVar("T")
+
 
 class StoreReads:
     """The reading half of `SqliteStorage`."""
@@ -33,6 +37,11 @@ class StoreReads:
         """Experiences in the order of `ids`, parsed when looked at; ``None`` where there is none."""
         with errors_of(self.path), self._pool.reading() as connection:
             return self._reader.read(connection, ids)
+
+    def view(self, look: Callable[[apsw.Connection], T]) -> T:
+        """What `look` makes of the store, in one consistent view; it must only read."""
+        with errors_of(self.path), self._pool.reading() as connection:
+            return look(connection)
 
     def ids_of(self, uids: Sequence[bytes]) -> list[int | None]:
         """The id of each uid that was given to `append`; ``None`` where there is none."""

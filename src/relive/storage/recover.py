@@ -24,7 +24,7 @@ import msgspec
 
 from relive.errors import ReliveError
 from relive.experience import Transition
-from relive.storage import audit
+from relive.storage import audit, playbook_tables
 from relive.storage.check import Body, body, index_problems, is_experience, is_trace
 from relive.storage.codec import Decompressor
 from relive.storage.connection import PAGE_SIZE, check_path, connect, errors_of, fetch, immediate, prepare
@@ -152,7 +152,7 @@ class _Recovery:
         self._damage: list[str] = []
 
     def run(self) -> RecoveryReport:
-        others = [name for name in self._shapes if not name.startswith("state_text")]
+        others = [name for name in self._shapes if not name.startswith(("state_text", "lesson_text"))]
         for name in [*_FIRST, *(name for name in others if name not in _FIRST and name not in _MADE_ANEW)]:
             self._tell(f"saving {name.replace('_', ' ')}")
             self._save(name)
@@ -171,6 +171,8 @@ class _Recovery:
         if self._salvage.value("SELECT count(*) FROM (SELECT 1 FROM state_text_docsize LIMIT 1)") != 0:
             self._tell("making the text index")
             self._index_text()
+        with immediate(self._target):
+            playbook_tables.index_words(self._target)
         return RecoveryReport(saved, lost, self._damage)
 
     def _save(self, name: str) -> None:

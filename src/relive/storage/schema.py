@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import apsw
 
+from relive.storage import playbook_tables
 from relive.storage.text import FTS5_TOKENIZER
 
 APPLICATION_ID = 0x52454C56  # "RELV", in the header of the database file
@@ -94,7 +95,7 @@ def _version_1(connection: apsw.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_version_1,)
+MIGRATIONS: tuple[Migration, ...] = (_version_1, playbook_tables.create)
 """Entry n brings a file from version n to version n + 1; each runs inside one transaction."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,0 +1,346 @@
+"""`Playbook`: the lessons of a store, what they are worth, and every change to them.
+
+The lessons are in the same file as the experiences. All writes go through the store's one writer, each call is one
+transaction. Any number of processes may use the book; what one changes the next look of another sees.
+"""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from relive.memory import Memory
+from relive.playbook import changes, exchange, exposures, retrieval, rollback, shelf, uplift
+from relive.playbook.changes import Applied, Author
+from relive.playbook.exposures import BOOK, Followed
+from relive.playbook.lesson import (
+    DEFAULT_TENANT,
+    STATUSES,
+    Add,
+    Approve,
+    Delta,
+    InvalidLessonError,
+    Lesson,
+    LessonText,
+    Retire,
+    Source,
+    Status,
+)
+from relive.playbook.retrieval import Embed, Found
+from relive.playbook.rollback import Origins, RolledBack
+from relive.playbook.shelf import Version
+from relive.playbook.trust import Trust
+from relive.playbook.uplift import Interval, Rules, Shrunk
+from relive.storage import SqliteStorage, playbook_tables
+from relive.storage.audit import system_user
+from relive.storage.connection import fetch
+from relive.storage.transaction import Transaction
+
+CAPACITY = 200_000
+"""Most lessons of a book, whatever their status."""
+
+_KEY = "playbook_key"
+_EMBEDDED = 256  # lessons embedded together
+
+
+class Playbook:
+    """The lessons of one tenant in a store.
+
+    Args:
+        memory: The memory, or the store, that holds them.
+        tenant: Whose lessons; lessons of different tenants never meet.
+        trust: When lessons are used without a person's approval; by default a person approves each.
+        rules: When lessons are settled and retired for what they are worth.
+        capacity: Most lessons kept; beyond, the least useful leave: retired ones first, proved ones last.
+        embed: Makes vectors of texts, so that lessons are found by meaning too; ``None``: by words only.
+        author: Who makes changes; ``None``: the user of the operating system.
+
+    Raises:
+        ValueError: `capacity` is below 1.
+    """
+
+    def __init__(
+        self,
+        memory: Memory | SqliteStorage,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        trust: Trust | None = None,
+        rules: Rules | None = None,
+        capacity: int = CAPACITY,
+        embed: Embed | None = None,
+        author: str | None = None,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}; it must be at least 1.")
+        self.storage = memory.storage if isinstance(memory, Memory) else memory
+        self.tenant = tenant
+        self.trust = trust or Trust()
+        self.rules = rules or Rules()
+        self.capacity = capacity
+        self._embed = embed
+        self._author = author or system_user()
+        self._vectors: tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None
+        self._key: bytes | None = None
+
+    # ---- Changing
+
+    def add(
+        self,
+        do: str,
+        *,
+        when: str = "",
+        when_not: str = "",
+        why: str = "",
+        title: str = "",
+        agent: str | None = None,
+        evidence: Sequence[int] = (),
+    ) -> Applied:
+        """Writes a lesson by hand, as a candidate; `approve` puts it into use.
+
+        Args:
+            do: What to do.
+            when: In which situations; empty: always.
+            when_not: Where it must not be applied.
+            why: What it rests on.
+            title: A few words to recognise it by.
+            agent: Whose; ``None``: shared by all.
+            evidence: Ids of experiences that speak for it.
+        """
+        text = LessonText(do=do, when=when, when_not=when_not, why=why, title=title)
+        sources = tuple(Source(ref=f"experience:{n}", experience_id=int(n)) for n in evidence)
+        if not sources:
+            sources = (Source(ref=f"person:{self._author}", by=self._author),)
+        return self.apply([Add(text=text, agent=agent, sources=sources, origin="person")], person=True)[0]
+
+    def apply(self, deltas: Sequence[Delta], *, person: bool = False, who: str | None = None) -> list[Applied]:
+        """Applies changes in one transaction, all or none, and returns what became of each.
+
+        Args:
+            deltas: The changes, in order.
+            person: They are a person's: only people approve and bring back. What a program or a model proposes is
+                never a person's.
+            who: Who makes them; ``None``: this book's author.
+
+        Raises:
+            InvalidLessonError: one of them names a lesson that is not there; nothing was done.
+        """
+        author = Author(who or self._author, person)
+
+        def act(transaction: Transaction) -> list[Applied]:
+            applied = changes.apply(transaction, deltas, tenant=self.tenant, author=author, trusted=self.trust)
+            self._make_room(transaction, author)
+            return applied
+
+        done: list[Applied] = self.storage.write(act, max(len(deltas), 1)).result()
+        return done
+
+    def approve(self, lesson: int) -> Applied:
+        """Puts a lesson into use, whatever its status; for people."""
+        return self.apply([Approve(lesson=lesson)], person=True)[0]
+
+    def retire(self, lesson: int, reason: str = "") -> Applied:
+        """Takes a lesson out of use; it stays in the book, so that it is not learnt again."""
+        reason = reason or f"Retired by {self._author}."
+        return self.apply([Retire(lesson=lesson, reason=reason)], person=True)[0]
+
+    def rollback(
+        self,
+        *,
+        experience: int | None = None,
+        agent: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> RolledBack:
+        """Takes back all that came from an experience, an agent or a time span, through prompts already given.
+
+        Raises:
+            InvalidLessonError: nothing is given.
+        """
+        self.follow()
+        origins = Origins(experience=experience, agent=agent, since=since, until=until)
+        author = Author(self._author, person=True)
+        done: RolledBack = self.storage.write(
+            lambda transaction: rollback.roll_back(transaction, origins, author, self.rules)
+        ).result()
+        return done
+
+    def follow(self) -> Followed:
+        """Takes in what calls came to since the last time, and settles or retires lessons by what they are worth."""
+        whole = Followed()
+        while True:
+            part: Followed = self.storage.write(lambda transaction: exposures.follow(transaction, self.rules)).result()
+            whole = Followed(
+                whole.experiences + part.experiences,
+                whole.exposures + part.exposures,
+                whole.settled + part.settled,
+                whole.reviewed + part.reviewed,
+                whole.proved + part.proved,
+                whole.retired + part.retired,
+            )
+            if part.complete:
+                return whole
+
+    # ---- Looking
+
+    def __len__(self) -> int:
+        """How many lessons there are, whatever their status."""
+        return sum(self.counts().values())
+
+    def counts(self) -> dict[str, int]:
+        """Lessons by status."""
+        rows = self.storage.view(
+            lambda c: fetch(c, "SELECT status, count(*) FROM lesson WHERE tenant = ? GROUP BY status", (self.tenant,))
+        )
+        return {status: dict(rows).get(number, 0) for number, status in enumerate(STATUSES)}
+
+    def get(self, lesson: int) -> Lesson:
+        """A lesson by its id.
+
+        Raises:
+            InvalidLessonError: there is none.
+        """
+        return self.storage.view(lambda connection: shelf.require(connection, lesson, self.tenant))
+
+    def lessons(
+        self, *, status: Status | None = None, agent: str | None = None, after: int = 0, limit: int = 100
+    ) -> list[Lesson]:
+        """One page of lessons in the order of their ids; `agent`: what this agent may be shown."""
+        return self.storage.view(
+            lambda c: shelf.listing(c, self.tenant, status=status, agent=agent, after=after, limit=limit)
+        )
+
+    def history(self, lesson: int) -> list[Version]:
+        """All that happened to a lesson, the oldest first."""
+        self.get(lesson)
+        return self.storage.view(lambda connection: shelf.history(connection, lesson))
+
+    def sources(self, lesson: int) -> list[tuple[Source, bool]]:
+        """What speaks for a lesson (True) and against it (False)."""
+        self.get(lesson)
+        return self.storage.view(lambda connection: shelf.sources(connection, lesson))
+
+    def search(
+        self, text: str, *, agent: str | None = None, status: Status | None = "active", limit: int = 10
+    ) -> list[Found]:
+        """The lessons nearest to a situation, the nearest first.
+
+        Args:
+            text: The situation; never read as a query language.
+            agent: Of this agent and shared; ``None``: of all.
+            status: Only with this status; ``None``: any.
+            limit: At most so many.
+        """
+        vectors = self._with_vectors(text)
+        return self.storage.view(
+            lambda c: retrieval.search(
+                c, text, tenant=self.tenant, agent=agent, status=status, limit=limit, vectors=vectors
+            )
+        )
+
+    def worth(self, agent: str | None = None) -> Interval:
+        """What the whole book is worth: success of episodes that used it against those held out from all of it."""
+        evidence = self.storage.view(lambda c: exposures.evidence_of(c, BOOK, 0, tenant=self.tenant, agent=agent))
+        return uplift.interval(evidence, alpha=self.rules.alpha)
+
+    def shrunk(self, lessons: Sequence[Lesson]) -> Shrunk:
+        """The lessons' uplifts drawn together, for ranking; see `uplift.shrink`."""
+        known = [one for one in lessons if one.calls]
+        found = uplift.shrink([one.uplift.estimate for one in known], [one.uplift.error for one in known])
+        place = {one.id: at for at, one in enumerate(known)}
+        means = [found.means[place[one.id]] if one.id in place else found.prior_mean for one in lessons]
+        errors = [found.errors[place[one.id]] if one.id in place else found.prior_error for one in lessons]
+        return Shrunk(np.array(means), np.array(errors), found.prior_mean, found.prior_error)
+
+    def distrusted(self, ids: Sequence[int]) -> set[int]:
+        """Which of these experiences a rollback reached: nothing may be learnt from them, nor may they be shown."""
+        return self.storage.view(lambda connection: rollback.distrusted(connection, ids))
+
+    def key(self) -> bytes:
+        """The secret by which episodes are assigned; made with the book, the same for all processes."""
+        if self._key is None:
+
+            def act(transaction: Transaction) -> str:
+                known: str | None = exposures.remembered(transaction.connection, _KEY)
+                if known is None:
+                    known = secrets.token_hex(32)
+                    exposures.remember(transaction.connection, _KEY, known)
+                return known
+
+            known = self.storage.view(lambda connection: exposures.remembered(connection, _KEY))
+            self._key = bytes.fromhex(known or self.storage.write(act).result())
+        return self._key
+
+    # ---- To and from files
+
+    def export(self, *, status: Status | None = None) -> Iterable[dict[str, Any]]:
+        """The lessons as JSON objects that `take_in` reads, with their sources."""
+        after = 0
+        while page := self.lessons(status=status, after=after):
+            after = page[-1].id
+            for lesson in page:
+                yield exchange.to_json(lesson, self.sources(lesson.id))
+
+    def take_in(self, records: Iterable[object], *, source: str) -> list[Applied]:
+        """Adds lessons from JSON objects, as candidates; doing so twice adds nothing.
+
+        Args:
+            records: The objects.
+            source: Where they come from, for their provenance.
+
+        Raises:
+            InvalidLessonError: one of them is no lesson; nothing was added.
+        """
+        adds = [exchange.from_json(record, source) for record in records]
+        return self.apply(adds, person=True, who=f"import of {source}"[:200])
+
+    # ---- Within
+
+    def _make_room(self, transaction: Transaction, author: Author) -> None:
+        """Removes the lessons that are worth least where there are more than `capacity`."""
+        connection = transaction.connection
+        count = connection.execute("SELECT count(*) FROM lesson WHERE tenant = ?", (self.tenant,)).get
+        if count <= self.capacity:
+            return
+        # retired ones first, then by uplift and use; a proved lesson last
+        gone = fetch(
+            connection,
+            """SELECT id FROM lesson WHERE tenant = ?
+            ORDER BY status != ?, proved, effect > 0, effect, uses, support, id LIMIT ?""",
+            (self.tenant, STATUSES.index("retired"), count - self.capacity),
+        )
+        playbook_tables.remove(connection, [row[0] for row in gone])
+        transaction.audit("lesson", who=author.name, target="room", before={"removed": [row[0] for row in gone][:100]})
+
+    def _with_vectors(
+        self, text: str
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+        if self._embed is None:
+            return None
+        embed = self._embed
+        while missing := self.storage.view(lambda c: retrieval.without_vector(c, self.tenant, _EMBEDDED)):
+            vectors = np.asarray(embed([f"{one.text.when} {one.text.do}" for one in missing]), np.float32)
+            if vectors.ndim != 2 or len(vectors) != len(missing) or not np.isfinite(vectors).all():
+                raise InvalidLessonError(
+                    f"embed gave an array of shape {vectors.shape} for {len(missing)} texts; "
+                    "it must give one finite row each."
+                )
+            numbers = [one.id for one in missing]
+
+            def keep(
+                transaction: Transaction, numbers: list[int] = numbers, vectors: npt.NDArray[np.float32] = vectors
+            ) -> None:
+                retrieval.save_vectors(transaction.connection, numbers, vectors)
+
+            self.storage.write(keep, len(numbers)).result()
+            self._vectors = None
+        stamp = self.storage.view(
+            lambda c: c.execute("SELECT coalesce(sum(updated_at), 0) + count(*) FROM lesson WHERE status = 1").get
+        )
+        if self._vectors is None or self._vectors[0] != stamp:
+            ids, matrix = self.storage.view(lambda c: retrieval.load_vectors(c, self.tenant))
+            self._vectors = (stamp, ids, matrix)
+        situation = np.asarray(embed([text]), np.float32)[0]
+        return self._vectors[1], self._vectors[2], situation

@@ -1,0 +1,192 @@
+"""Which lessons are about a situation: by words, by vectors where there are any, fused by rank.
+
+A lesson's *distance* to a situation is from 0 to 1: 1 minus how much of the lesson's condition (or of its text, where
+it has none) occurs in the situation, each word weighted by its rarity; with vectors the smaller of that and 1 - cosine.
+
+Fusion is by reciprocal rank, 1 / (60 + rank) summed over the lists (Cormack, Clarke and Büttcher 2009). Of a query's
+words only the rarest are looked up: a word that stands in every second lesson tells nothing, and costs the most.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import apsw
+import numpy as np
+import numpy.typing as npt
+
+from relive.playbook import shelf
+from relive.playbook.lesson import STATUSES, Lesson, Status
+from relive.storage.connection import fetch
+from relive.storage.text import tokens
+
+Embed: TypeAlias = Callable[[Sequence[str]], npt.NDArray[np.float32]]
+"""Makes vectors of texts: float32 ``[texts, dimensions]``, of any length but 0."""
+
+FUSION = 60
+"""The constant of reciprocal-rank fusion."""
+
+MOST_WORDS = 12
+"""Words of a situation that are looked up."""
+
+_COMMON = 4_000  # lessons; a word in more of them is looked up only if no rarer one is there
+_FEW = 3  # rare words that make looking up common ones unnecessary
+
+
+class Found(NamedTuple):
+    """A lesson that may be about a situation.
+
+    Attributes:
+        lesson: The lesson.
+        distance: From 0 (all of its condition occurs) to 1.
+        rank: Its place among those found, from 0.
+    """
+
+    lesson: Lesson
+    distance: float
+    rank: int
+
+
+def search(
+    connection: apsw.Connection,
+    text: str,
+    *,
+    tenant: str,
+    agent: str | None,
+    status: Status | None = "active",
+    limit: int = 10,
+    vectors: "tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]] | None" = None,
+) -> list[Found]:
+    """The lessons nearest to a situation, the nearest first.
+
+    Args:
+        connection: Any connection to the store.
+        text: The situation; never read as a query language.
+        tenant: Whose book.
+        agent: Lessons of this agent and shared ones; ``None``: of all agents.
+        status: Only with this status; ``None``: any.
+        limit: At most so many.
+        vectors: Ids int64 ``[n]``, their unit vectors float32 ``[n, d]``, and the situation's float32 ``[d]``.
+    """
+    wanted = 4 * limit
+    counts = _rarity(connection, tokens(text))
+    by_words = _by_words(connection, counts, tenant, agent, status, wanted)
+    near: dict[int, float] = {}
+    lists = [by_words]
+    if vectors is not None and len(vectors[0]):
+        ids, matrix, situation = vectors
+        closeness = matrix @ (situation / max(float(np.linalg.norm(situation)), 1e-12))
+        best = np.argpartition(-closeness, min(wanted, len(ids)) - 1)[:wanted]
+        best = best[np.argsort(-closeness[best], kind="stable")]
+        near = {int(ids[at]): float(closeness[at]) for at in best}
+        lists.append(list(near))
+    order = fuse(lists)
+    words = frozenset(tokens(text))
+    found: list[Found] = []
+    whole = int(connection.execute("SELECT count(*) FROM (SELECT 1 FROM lesson LIMIT 1000000)").get)
+    for lesson in shelf.read(connection, order):
+        if lesson is None or lesson.tenant != tenant or (status is not None and lesson.status != status):
+            continue
+        if agent is not None and lesson.agent not in (agent, None):
+            continue
+        distance = min(_lacking(lesson, words, counts, whole), 1.0 - max(near.get(lesson.id, 0.0), 0.0))
+        found.append(Found(lesson, distance, len(found)))
+        if len(found) == limit:
+            break
+    return found
+
+
+def fuse(lists: Sequence[Sequence[int]]) -> list[int]:
+    """Ids of several rankings in one, the best first: reciprocal-rank fusion."""
+    score: dict[int, float] = {}
+    for ranking in lists:
+        for rank, number in enumerate(ranking):
+            score[number] = score.get(number, 0.0) + 1.0 / (FUSION + rank + 1)
+    return sorted(score, key=lambda number: (-score[number], number))
+
+
+def load_vectors(connection: apsw.Connection, tenant: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Ids and unit vectors of the active lessons that have one."""
+    rows = fetch(
+        connection,
+        "SELECT v.id, v.body FROM lesson_vector v JOIN lesson l ON l.id = v.id WHERE l.tenant = ? AND l.status = ?",
+        (tenant, STATUSES.index("active")),
+    )
+    if not rows:
+        return np.empty(0, np.int64), np.empty((0, 0), np.float32)
+    matrix = np.stack([np.frombuffer(body, "<f4") for _, body in rows])
+    return np.array([number for number, _ in rows], np.int64), matrix
+
+
+def save_vectors(connection: apsw.Connection, numbers: Sequence[int], vectors: npt.NDArray[np.float32]) -> None:
+    """Keeps the vectors of lessons, scaled to length 1."""
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    connection.executemany(
+        "INSERT OR REPLACE INTO lesson_vector VALUES (?, ?)",
+        [(number, row.astype("<f4").tobytes()) for number, row in zip(numbers, unit, strict=True)],
+    )
+
+
+def without_vector(connection: apsw.Connection, tenant: str, limit: int) -> list[Lesson]:
+    """Active lessons that have no vector yet."""
+    rows = fetch(
+        connection,
+        """SELECT id FROM lesson WHERE tenant = ? AND status = ? AND id NOT IN (SELECT id FROM lesson_vector)
+        ORDER BY id LIMIT ?""",
+        (tenant, STATUSES.index("active"), limit),
+    )
+    return [lesson for lesson in shelf.read(connection, [row[0] for row in rows]) if lesson is not None]
+
+
+def _rarity(connection: apsw.Connection, words: Sequence[str]) -> dict[str, int]:
+    """In how many lessons each word stands, counted up to `_COMMON`; words that stand in none are left out."""
+    counts: dict[str, int] = {}
+    for word in dict.fromkeys(words[:200]):
+        count = connection.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM lesson_text WHERE lesson_text MATCH ? LIMIT ?)",
+            (f'"{word}"', _COMMON),
+        ).get
+        if count:
+            counts[word] = count
+    return counts
+
+
+def _by_words(
+    connection: apsw.Connection,
+    counts: dict[str, int],
+    tenant: str,
+    agent: str | None,
+    status: Status | None,
+    limit: int,
+) -> list[int]:
+    ranked = sorted(counts, key=lambda word: (counts[word], word))[:MOST_WORDS]
+    rare = [word for word in ranked if counts[word] < _COMMON]
+    chosen = rare if len(rare) >= _FEW else ranked[: max(_FEW, len(rare))]
+    if not chosen:
+        return []
+    match = " OR ".join(f'"{word}"' for word in chosen)
+    terms, values = ["l.tenant = ?"], [tenant]
+    if agent is not None:
+        terms.append("l.agent IN (?, '')")
+        values.append(agent)
+    if status is not None:
+        terms.append(f"l.status = {STATUSES.index(status)}")
+    return [
+        row[0]
+        for row in fetch(
+            connection,
+            f"""SELECT lesson_text.rowid FROM lesson_text JOIN lesson l ON l.id = lesson_text.rowid
+            AND {" AND ".join(terms)} WHERE lesson_text MATCH ? ORDER BY bm25(lesson_text), l.id LIMIT ?""",  # noqa: S608 - own terms
+            (*values, match, limit),
+        )
+    ]
+
+
+def _lacking(lesson: Lesson, words: frozenset[str], counts: dict[str, int], whole: int) -> float:
+    """Which share of a lesson's condition does not occur among the words, by rarity."""
+    condition = set(tokens(lesson.text.when or lesson.text.do))
+    if not condition:
+        return 1.0
+    # a word that the situation does not hold was not counted; it is taken as rare as any
+    weight = {word: math.log(1.0 + (whole + 1) / (counts.get(word, 0) + 1)) for word in condition}
+    return 1.0 - sum(weight[word] for word in condition & words) / sum(weight.values())

@@ -1,0 +1,226 @@
+"""How far a lesson is trusted: what in its words is suspicious, where its words come from, and when it may be used.
+
+A lesson comes from what agents saw, and what agents see is written by anybody. Three things stand between that and a
+prompt:
+
+1. *Its words.* Lessons with addresses, secrets, or language that changes rules, permissions or identity go to
+   quarantine (`suspicions`). Word lists catch the careless only, hence the other two.
+2. *Its provenance.* A lesson whose words stand in what came from outside (tool results, pages, what users wrote) is an
+   instruction that somebody else wrote, not something that was learnt from success: quarantine (`quoted_share`).
+3. *Its sources.* By itself a lesson becomes active only after enough supporting episodes from enough independent
+   sources; one agent that repeats something is one source (`Trust`). And at autonomy 1 and 2 only people activate.
+
+An active lesson is still data in a marked block, still on trial by holdout, and can be rolled back.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from relive.playbook.lesson import LessonText
+from relive.storage.redaction import DEFAULT as REDACTOR
+from relive.storage.text import normalise
+
+QUOTED = 0.5
+"""Share of a lesson's word triples that may stand in outside text."""
+
+_RUN = 3  # words that must follow one another to count as quoted
+_MOST_TEXT = 400_000  # characters of outside text that are looked through for one lesson
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
+    """When a lesson is used without a person's approval.
+
+    Attributes:
+        autonomy: 1: experiences are recorded, lessons only people write. 2: lessons are proposed, a person approves
+            each. 3: lessons become active by themselves, policy updates are approved. 4: both by themselves.
+        episodes: Supporting episodes that a lesson needs to become active by itself.
+        sources: Agents that these must come from.
+    """
+
+    autonomy: Annotated[int, Meta(ge=1, le=4)] = 2
+    episodes: Annotated[int, Meta(ge=1)] = 3
+    sources: Annotated[int, Meta(ge=1)] = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.autonomy <= 4:
+            raise ValueError(f"autonomy is {self.autonomy}; it must be from 1 to 4.")
+        if self.episodes < 1 or self.sources < 1:
+            raise ValueError("episodes and sources must be at least 1.")
+
+    def activates(self, episodes: int, sources: int, opposed: int) -> bool:
+        """Whether a candidate with this support becomes active by itself."""
+        enough = episodes >= self.episodes and sources >= self.sources
+        return self.autonomy >= 3 and enough and opposed * 2 <= episodes
+
+
+def suspicions(text: LessonText) -> tuple[str, ...]:
+    """What is suspicious about a lesson's words, each in a few words; empty: nothing."""
+    found = []
+    # A secret is looked for in the text as written, all else without case, marks, invisible letters and look-alikes.
+    whole = "\n".join((text.title, text.when, text.when_not, text.do, text.why))
+    if REDACTOR.text(whole)[0] != whole or "[redacted:" in whole:
+        found.append("a secret")
+    plain = " ".join(_INVISIBLE.sub("", normalise(whole)).translate(_LOOKALIKES).split())
+    packed = _BETWEEN_LETTERS.sub("", plain)
+    for what, pattern in _PATTERNS:
+        if any(not _negated(plain, match) for match in pattern.finditer(plain)) or (
+            packed != plain and pattern.search(packed)
+        ):
+            found.append(what)
+    if any(len(word) > _LONGEST_WORD for word in plain.split()):
+        found.append("a word too long to be one")
+    return tuple(found)
+
+
+def quoted_share(text: LessonText, outside: Iterable[str]) -> float:
+    """Which share of what a lesson tells to do, in runs of three words, stands in outside text; 0 for fewer words."""
+    runs = set(_runs(_plain_words(text.do)))
+    if not runs:
+        return 0.0
+    found: set[tuple[str, ...]] = set()
+    left = _MOST_TEXT
+    for piece in outside:
+        if left <= 0:
+            break
+        found |= runs & set(_runs(_plain_words(piece[:left])))
+        left -= len(piece)
+    return len(found) / len(runs)
+
+
+def outside_text(state: Any, later: Any = None) -> list[str]:
+    """What in an experience was written by others: by users, tools, pages; not the agent's instructions and answers.
+
+    Args:
+        state: The experience's state: chat messages, an object with them, or any other JSON value.
+        later: What the agent saw next; the same.
+    """
+    texts: list[str] = []
+    for value in (state, later):
+        messages = value.get("messages") if isinstance(value, dict) else value
+        if isinstance(messages, list) and any(isinstance(m, dict) and "role" in m for m in messages):
+            for message in messages:
+                if isinstance(message, dict) and message.get("role") not in ("system", "developer", "assistant"):
+                    _strings(message.get("content"), texts)
+        else:
+            _strings(value, texts)
+    return texts
+
+
+def _strings(value: Any, texts: list[str]) -> None:
+    if isinstance(value, str):
+        texts.append(value)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _strings(item, texts)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _strings(item, texts)
+
+
+def _plain_words(text: str) -> list[str]:
+    return re.findall(r"\w+", normalise(text))
+
+
+def _runs(words: Sequence[str]) -> list[tuple[str, ...]]:
+    return [tuple(words[i : i + _RUN]) for i in range(len(words) - _RUN + 1)]
+
+
+def _negated(text: str, match: "re.Match[str]") -> bool:
+    """Whether the words just before forbid what was found: "never skip the check" is a good lesson."""
+    return _FORBIDS.search(text[max(0, match.start() - 24) : match.start()]) is not None
+
+
+_LONGEST_WORD = 60
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]"
+)
+# Cyrillic and Greek letters that look like Latin ones
+_LOOKALIKES = str.maketrans("аеорсухіѕјԁһԛԝвкмнтαοινρτυκ", "aeopcyxisjdhqwbkmhtaoivptuk")
+_BETWEEN_LETTERS = re.compile(r"(?<=\b\w)[\s._*-](?=\w\b)")  # "i g n o r e"
+_FORBIDS = re.compile(
+    r"\b(?:not|never|don't|dont|cannot|can't|without|avoid|nor|no|refuse to|nobody may)\W+(?:\w+\W+)?$"
+)
+
+_RULES = (
+    r"(?:polic(?:y|ies)|rules?|guidelines?|guard-?rails?|instructions?|restrictions?|safeguards?|safety|limits?|"
+    r"permissions?|approvals?|authori[sz]ations?|verifications?|confirmations?|checks?|consent|filters?|moderation|"
+    r"sandbox|audit|logging|two-factor|2fa|mfa|reviews?)"
+)
+_PATTERNS = tuple(
+    (what, re.compile(pattern))
+    for what, pattern in (
+        (
+            "an address",
+            r"\b[a-z][a-z0-9+.-]{1,12}://|\bwww\.|\b[\w.+-]+@[\w-]+\.[a-z]{2,}|\b(?:\d{1,3}\.){3}\d{1,3}\b"
+            r"|\b[\w-]+\.(?:com|net|org|io|ru|cn|xyz|info|biz|top|site|online|dev|app|ai|co|me|tk|onion)\b|\bhxxps?\b"
+            r"|\bjavascript:|\bdata:\w+/",
+        ),
+        (
+            "language that overrides rules",
+            r"\b(?:ignor\w*|disregard\w*|forget|overrid\w+|bypass\w*|circumvent\w*|supersed\w+|work around|"
+            r"no longer (?:follow|apply|bound)|instead of following|set aside)\b(?:\W+\w+){0,6}?\W+"
+            rf"(?:{_RULES}|previous|prior|earlier|above|everything|system|prompt|developer|user)\b",
+        ),
+        (
+            "language that loosens rules",
+            rf"\b(?:skip\w*|waiv\w+|disabl\w+|deactivat\w+|turn(?:ing)? off|switch(?:ing)? off|relax\w*|lift\w*|suspend\w*|"
+            rf"remov\w+|drop\w*|loosen\w*|rais\w+|chang\w+|rewrit\w+|updat\w+|exten\w+|avoid|omit\w*|suppress\w*)\b"
+            rf"(?:\W+\w+){{0,4}}?\W+{_RULES}\b",
+        ),
+        (
+            "language that does without asking",
+            r"\bwithout (?:any )?(?:further )?(?:asking|approval|confirm\w*|permission|consent|verif\w+|authori[sz]ation|"
+            r"check\w*|review\w*|telling|notifying|informing|logging|a receipt)\b"
+            r"|\b(?:do not|don't|never|no need to) (?:ask|confirm|verify|check with|tell|inform|notify|mention|log|report|"
+            r"record|reveal|warn|question|escalate|refuse)\b|\bno (?:questions asked|matter what|exceptions?)\b"
+            r"|\bautomatically (?:approve|grant|accept|refund)\w*|\bauto-?(?:approv|grant|accept)\w*",
+        ),
+        (
+            "permissions",
+            r"\b(?:grant|give|assign|obtain|request|allow|enable|elevate|escalate|expand|add|hand out)\w*\b"
+            r"(?:\W+\w+){0,5}?\W+(?:permissions?|privileges?|admin\w*|root|sudo|superuser|owner(?:ship)?|roles?|scopes?|"
+            r"credentials?|api keys?|tokens?|(?:full |write |remote |shell )access|tool access)\b"
+            r"|\b(?:is|are|has been|have been|was|were) (?:now |hereby )?(?:pre-?)?(?:authori[sz]ed|permitted|allowed|"
+            r"whitelisted|exempt\w*|trusted)\b|\b(?:allow|white|safe)-?list\w*\b|\bchmod\b|\bsudo\b|\bas (?:an? )?(?:admin|root)\b"
+            r"|\b(?:full|unrestricted|unlimited|elevated) (?:access|permissions?|privileges?|authority)\b",
+        ),
+        (
+            "language that speaks to the model",
+            r"\b(?:you are (?:now|no longer)|from now on|act as|pretend|role-?play|developer mode|jailbreak\w*|dan mode|"
+            r"system prompt|system message|hidden prompt|new instructions?|important instructions?|system override|"
+            r"your (?:new |real |true )?(?:role|identity|instructions|task|goal|purpose) (?:is|are))\b"
+            r"|(?:^|\s)(?:system|assistant|user|developer|human|tool)\s*:|<\|?/?\w+\|?>|\[/?inst\]|###|```|</",
+        ),
+        (
+            "secrets or private data handed on",
+            r"\b(?:send|post|forward|upload|e-?mail|share|leak|exfiltrat\w*|transmit|publish|copy|export|report|reveal|"
+            r"disclose|print|include|append|attach|read out|repeat|show|output|cc|bcc)\w*\b(?:\W+\w+){0,7}?\W+"
+            r"(?:passwords?|passcodes?|secrets?|keys?|tokens?|credentials?|cookies?|card (?:number|details)\w*|cvv|pins?|"
+            r"ssn|social security|system prompt|environment variables?|\.?env|private data|personal data|customer data|"
+            r"conversation histor(?:y|ies)|chat histor(?:y|ies)|database dump|internal notes?)\b",
+        ),
+        (
+            "commands",
+            r"\brm -rf?\b|\bcurl\b|\bwget\b|\beval\(|\bexec\(|\bdrop table\b|\bdelete from\b|\bpowershell\b|\bbase64\b"
+            r"|\bsubprocess\b|\bos\.system\b|\|\s*(?:ba)?sh\b|\$\(|&&",
+        ),
+        (
+            "money moved",
+            r"\b(?:transfer|wire|send|pay|route|redirect|refund|deposit|credit)\w*\b(?:\W+\w+){0,8}?\W+(?:to (?:the |this |an? |my )?"
+            r"(?:account|iban|wallet|address|card|number)|iban|bitcoin|crypto\w*|gift cards?)\b"
+            r"|\b[a-z]{2}\d{2}[a-z0-9]{11,30}\b|\bgift cards?\b(?:\W+\w+){0,4}?\W+codes?\b",
+        ),
+        (
+            "full refunds or approvals for all",
+            r"\b(?:always|every|all|any|each)\b(?:\W+\w+){0,6}?\W+(?:approv\w+|refund\w*|grant\w*|discount\w*|waive\w*|"
+            r"upgrad\w+|compensat\w+|credit\w*|vouchers?)\b(?:\W+\w+){0,8}?\W+(?:full\w*|whatever|any amount|regardless|"
+            r"no matter|unconditional\w*|at once|immediately|even if|anyway|all)\b"
+            r"|\b(?:approv\w+|refund\w*|grant\w*|accept\w*|compensat\w+)\b(?:\W+\w+){0,8}?\W+(?:regardless|no matter|"
+            r"unconditional\w*|any amount|whatever (?:they|the|is)|even (?:if|when)|irrespective)\b",
+        ),
+    )
+)
