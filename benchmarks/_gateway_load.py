@@ -1,9 +1,10 @@
 """The clients of the gateway's benchmark: so many at a time, each calling again as soon as it has its answer.
 
-    python benchmarks/_gateway_load.py URL CLIENTS SECONDS stream|whole [KEY]
+    python benchmarks/_gateway_load.py URL CLIENTS SECONDS stream|whole [KEY [MODEL]]
 
-Prints one line of JSON: calls a second, and in milliseconds the latencies (whole answer), the times to the first byte of
-the body, and how many calls failed. The clients are as bare as can be, so that they take little of the two cores.
+Prints one line of JSON: calls a second, and in milliseconds the latencies (whole answer) and the times to the first
+byte of the body; how many calls were answered, how many of them were marked pending, and how many failed. The clients
+are as bare as can be, so that they take little of the two cores.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ class Client(asyncio.Protocol):
     def __init__(self) -> None:
         self.buffer = b""
         self.first = 0.0
+        self.pending = False
         self.done: asyncio.Future[bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -46,9 +48,10 @@ class Client(asyncio.Protocol):
         else:
             whole = len(body) >= int(lower.partition(b"content-length:")[2].partition(b"\r\n")[0])
         if whole and self.done is not None and not self.done.done():
+            self.pending = b"x-relive-recorded: pending" in lower
             self.done.set_result(head.startswith(b"HTTP/1.1 200"))
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The call failed."""
         if self.done is not None and not self.done.done():
             self.done.set_result(False)
@@ -64,23 +67,23 @@ class Client(asyncio.Protocol):
         return good, (end - start) * 1000, (self.first - start) * 1000
 
 
-async def main(url: str, clients: int, seconds: float, form: str, key: str) -> None:
+async def main(url: str, clients: int, seconds: float, form: str, key: str = "none", model: str = "bench-1") -> None:
     """Calls for so long, and prints what came of it."""
     parts = urlsplit(url)
-    body = json.dumps({"model": "bench-1", "messages": MESSAGES, "stream": form == "stream"}).encode()
+    body = json.dumps({"model": model, "messages": MESSAGES, "stream": form == "stream"}).encode()
     request = (
         f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode() + body
     latencies: list[float] = []
     firsts: list[float] = []
-    failed = 0
+    failed = answered = pending = 0
     loop = asyncio.get_running_loop()
     begin = time.perf_counter()
     warm, end = begin + min(1.0, seconds / 4), begin + seconds
 
     async def client() -> None:
-        nonlocal failed
+        nonlocal failed, answered, pending
         _, protocol = await loop.create_connection(Client, parts.hostname, parts.port)
         while time.perf_counter() < end:
             good, latency, first = await protocol.call(request)
@@ -88,7 +91,10 @@ async def main(url: str, clients: int, seconds: float, form: str, key: str) -> N
                 failed += 1
                 _, protocol = await loop.create_connection(Client, parts.hostname, parts.port)
                 await asyncio.sleep(0.05)
-            elif time.perf_counter() > warm:
+                continue
+            answered += 1
+            pending += protocol.pending
+            if time.perf_counter() > warm:
                 latencies.append(latency)
                 firsts.append(first)
         protocol.transport.close()
@@ -102,6 +108,8 @@ async def main(url: str, clients: int, seconds: float, form: str, key: str) -> N
                 "p50": statistics.median(latencies) if latencies else float("nan"),
                 "p99": latencies[int(len(latencies) * 0.99)] if latencies else float("nan"),
                 "first": statistics.median(firsts) if firsts else float("nan"),
+                "answered": answered,
+                "pending": pending,
                 "failed": failed,
             }
         )
@@ -109,4 +117,4 @@ async def main(url: str, clients: int, seconds: float, form: str, key: str) -> N
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], (sys.argv[5:] or ["none"])[0]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], *sys.argv[5:]))

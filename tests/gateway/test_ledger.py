@@ -51,7 +51,7 @@ def test_prx_10_calls_released_together_do_not_pass_the_budget_together(ledger: 
         mine = one if number % 2 else other
         start.wait()
         try:
-            admitted.append(mine.reserve([], 40_000_000))
+            admitted.append((mine, mine.reserve([], 40_000_000)))
         except BudgetExceededError as error:
             refused.append(error)
 
@@ -61,7 +61,8 @@ def test_prx_10_calls_released_together_do_not_pass_the_budget_together(ledger: 
     for thread in threads:
         thread.join()
     assert (len(admitted), len(refused)) == (1, 9)
-    one.settle(admitted[0], 30_000_000)
+    mine, reservation = admitted[0]
+    mine.settle(reservation, 30_000_000)
     assert one.spent("all", "day") == 980_000_000
     with pytest.raises(BudgetExceededError, match=r"\$1\.00 a day for all calls"):
         other.reserve([], 40_000_000)

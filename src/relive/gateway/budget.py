@@ -2,20 +2,29 @@
 
 Amounts are whole nano-USD. A budget holds for a scope (everything, one key, one agent) and a day or calendar month in
 the user's own time zone. A call is admitted only if what was spent, what is reserved and its own estimate together stay
-within every limit that it falls under; the check and the reservation are one transaction, so calls that arrive together
-in any number of processes cannot pass it together. ``None`` means no limit, and nothing spent yet counts as 0.
+within every limit that it falls under, in all processes beside the store together. ``None`` means no limit, and nothing
+spent yet counts as 0.
+
+A process reserves in the ledger a *lease* for all its calls in flight, in one transaction with the check against the
+limit, and admits calls within its lease by itself, so that most calls wait for no database. A lease grows with use, by
+at most an eighth of what is left, and is given back when no call is in flight. What calls cost is booked within
+`FLUSH` seconds of their end. If the ledger cannot be used, calls go on within what was left of their budgets when it
+could, and their cost is booked later: a broken disk stops no agent.
 """
 
+import contextlib
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable
 from datetime import datetime, tzinfo
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import apsw
 import msgspec
 
 from relive.errors import ReliveError
-from relive.gateway.ledger import Ledger
+from relive.gateway.ledger import Ledger, LedgerError
 
 Span = Literal["day", "month"]
 
@@ -24,6 +33,17 @@ EVERYTHING = "all"
 
 RESERVATION_LIVES = 900.0
 """Seconds after which a reservation whose gateway died no longer counts; longer than any call takes."""
+
+FLUSH = 0.05
+"""Seconds within which the cost of a finished call is booked in the ledger."""
+
+PATIENCE = 5.0
+"""Seconds for which a ledger that could not be used is left alone."""
+
+_SHARE = 8  # a lease grows by at most one part in so many of what is left
+_CALLS = 64  # and by what so many calls need
+
+_Key = tuple[str, str]
 
 
 class BudgetExceededError(ReliveError):
@@ -49,8 +69,40 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return {span: limit for span, limit in spans.items() if limit is not None}
 
 
+class _Pot:
+    """What this process knows of one scope and period.
+
+    Attributes:
+        limit: The most that may be spent.
+        lease: What is reserved in the ledger for this process.
+        held: What its calls in flight need at most.
+        unbooked: What finished calls cost, not yet booked in the ledger.
+        left: What nobody had spent or reserved when the ledger was last looked at.
+        admitted: Calls admitted since then.
+    """
+
+    __slots__ = ("admitted", "held", "lease", "left", "limit", "unbooked")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.lease = self.held = self.unbooked = self.admitted = 0
+        self.left = limit
+
+    def takes(self, cost: int) -> bool:
+        """Whether a call of this cost fits into the lease."""
+        return self.held + self.unbooked + max(cost, 1) <= self.lease
+
+
+class _Open(NamedTuple):
+    """A call in flight: what it may cost, what it is counted in, and when it no longer counts."""
+
+    cost: int
+    keys: tuple[_Key, ...]
+    expires: float
+
+
 class Budgets:
-    """Keeps calls within their budgets.
+    """Keeps calls within their budgets; any thread may use it.
 
     Args:
         ledger: Where amounts are kept.
@@ -58,6 +110,7 @@ class Budgets:
         zone: The user's time zone, in which days and months begin.
         now: The present time, with a time zone.
         lives: Seconds after which a reservation that nobody settled no longer counts; longer than any call takes.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -68,15 +121,38 @@ class Budgets:
         zone: tzinfo,
         now: Callable[[], datetime],
         lives: float = RESERVATION_LIVES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
-        self._budgets = tuple(budgets)
+        self._budgets = tuple(budget for budget in budgets if budget.limits())
         self._zone = zone
         self._now = now
         self._lives = lives
+        self._clock = clock
+        self._process = uuid.uuid4().hex  # whose lease it is in the ledger
+        self._pots: dict[_Key, _Pot] = {}
+        self._open: dict[str, _Open] = {}  # in the order they were admitted
+        self._memory = threading.Lock()  # held for moments, while numbers change
+        self._transactions = threading.Lock()  # held while the ledger is written
+        self._leave_alone_until = float("-inf")
 
     def __bool__(self) -> bool:
-        return any(budget.limits() for budget in self._budgets)
+        return bool(self._budgets)
+
+    @property
+    def unbooked(self) -> bool:
+        """Whether a finished call's cost, or a lease that nobody needs, is not in the ledger yet."""
+        return any(pot.unbooked or (pot.lease and not pot.held) for pot in tuple(self._pots.values()))
+
+    def admit(self, scopes: Iterable[str], amount: int | None) -> str | None:
+        """Like `reserve`, but never waits; ``None``: only the ledger can tell whether the call fits."""
+        cost, now = amount or 0, self._now()
+        with self._memory:
+            limits = self._limits(scopes, now)
+            pots = [self._pot(key, limit) for key, limit, _ in limits]
+            if all(pot.takes(cost) for pot in pots):
+                return self._admitted(limits, cost, now)
+        return None
 
     def reserve(self, scopes: Iterable[str], amount: int | None) -> str:
         """Admits a call.
@@ -91,17 +167,33 @@ class Budgets:
         Raises:
             BudgetExceededError: it does not fit into a budget.
         """
-        under, now = {EVERYTHING, *scopes}, self._now()
-        call, cost = uuid.uuid4().hex, amount or 0
+        scopes, cost, now = list(scopes), amount or 0, self._now()
+        while True:
+            with self._transactions:
+                call = self.admit(scopes, amount)
+                if call is not None:
+                    return call
+                with self._memory:
+                    self._forget_expired(now)
+                    limits = self._limits(scopes, now)
+                try:
+                    self._write(now, limits, cost)
+                except LedgerError:
+                    return self._admit_without_ledger(limits, cost, now)
+                call = self.admit(scopes, amount)
+            if call is not None:
+                return call  # else another call took what was leased for this one
 
-        def act(connection: apsw.Connection) -> None:
-            connection.execute("DELETE FROM reservation WHERE expires <= ?", (now.timestamp(),))
-            for budget in self._budgets:
-                if budget.scope in under:
-                    self._reserve(connection, budget, call, cost, now)
-
-        self._ledger.transaction(act)
-        return call
+    def book(self, call: str, cost: int | None) -> None:
+        """Like `settle`, but never waits: the ledger has it once `flush` was called."""
+        with self._memory:
+            known = self._open.pop(call, None)
+            if known is None:
+                return
+            for key in known.keys:
+                pot = self._pots[key]
+                pot.held -= known.cost
+                pot.unbooked += known.cost if cost is None else cost
 
     def settle(self, call: str, cost: int | None) -> None:
         """Books what a call cost in place of what was reserved; twice for one call changes nothing.
@@ -110,59 +202,200 @@ class Budgets:
             call: What `reserve` gave.
             cost: What it cost; ``None``: not known, then what was reserved is booked.
         """
-
-        def act(connection: apsw.Connection) -> None:
-            reserved = connection.execute(
-                "SELECT scope, period, amount FROM reservation WHERE call = ?", (call,)
-            ).fetchall()
-            connection.execute("DELETE FROM reservation WHERE call = ?", (call,))
-            connection.executemany(
-                "INSERT INTO spend VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
-                "amount = coalesce(amount, 0) + excluded.amount",
-                [(scope, period, amount if cost is None else cost) for scope, period, amount in reserved],
-            )
-
-        self._ledger.transaction(act)
+        self.book(call, cost)
+        self.flush()
 
     def release(self, call: str) -> None:
         """Gives back what was reserved for a call that cost nothing."""
-        self._ledger.transaction(lambda c: c.execute("DELETE FROM reservation WHERE call = ?", (call,)).fetchall())
+        self.settle(call, 0)
+
+    def flush(self) -> None:
+        """Books what finished calls cost, and gives back what is leased for none; later, if the ledger fails."""
+        with self._transactions:
+            if self.unbooked:
+                with contextlib.suppress(LedgerError):
+                    self._write(self._now(), [], 0)
 
     def start_from(self, scope: str, span: Span, amount: int) -> None:
-        """Tells what was spent in the present period before there was a budget; where something is booked, nothing."""
+        """Tells what was spent in the present period as far as the store knows; what is booked is never lowered."""
         period = self._period(span, self._now())
         self._ledger.transaction(
-            lambda c: c.execute("INSERT OR IGNORE INTO spend VALUES (?, ?, ?)", (scope, period, amount)).fetchall()
+            lambda c: c.execute(
+                "INSERT INTO spend VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "amount = max(coalesce(amount, 0), excluded.amount)",
+                (scope, period, amount),
+            ).fetchall()
         )
 
     def spent(self, scope: str, span: Span) -> int:
-        """What is booked in the present day or month, reservations not included, in nano-USD."""
-        period = self._period(span, self._now())
-        rows = self._ledger.rows("SELECT amount FROM spend WHERE scope = ? AND period = ?", (scope, period))
-        return rows[0][0] or 0 if rows else 0
+        """What calls cost in the present day or month, reservations not included, in nano-USD."""
+        key = (scope, self._period(span, self._now()))
+        with self._transactions:
+            rows = self._ledger.rows("SELECT amount FROM spend WHERE scope = ? AND period = ?", key)
+            pot = self._pots.get(key)
+            return (rows[0][0] or 0 if rows else 0) + (pot.unbooked if pot is not None else 0)
 
-    def _reserve(self, connection: apsw.Connection, budget: Budget, call: str, cost: int, now: datetime) -> None:
-        for span, limit in budget.limits().items():
-            period = self._period(span, now)
-            spent = connection.execute(
-                "SELECT coalesce((SELECT amount FROM spend WHERE scope = ?1 AND period = ?2), 0) "
-                "+ (SELECT coalesce(sum(amount), 0) FROM reservation WHERE scope = ?1 AND period = ?2)",
-                (budget.scope, period),
+    # -- numbers, with the memory's lock held ---------------------------------------------------------------------
+
+    def _limits(self, scopes: Iterable[str], now: datetime) -> "list[_Limit]":
+        under = {EVERYTHING, *scopes}
+        return [
+            _Limit((budget.scope, self._period(span, now)), limit, span)
+            for budget in self._budgets
+            if budget.scope in under
+            for span, limit in budget.limits().items()
+        ]
+
+    def _pot(self, key: _Key, limit: int) -> _Pot:
+        pot = self._pots.get(key)
+        if pot is None:
+            pot = self._pots[key] = _Pot(limit)
+        return pot
+
+    def _admitted(self, limits: "list[_Limit]", cost: int, now: datetime) -> str:
+        call = uuid.uuid4().hex
+        for key, limit, _ in limits:
+            pot = self._pot(key, limit)
+            pot.held += cost
+            pot.admitted += 1
+        keys = tuple(limit.key for limit in limits)
+        self._open[call] = _Open(cost, keys, now.timestamp() + self._lives)
+        return call
+
+    def _forget_expired(self, now: datetime) -> None:
+        """Calls that nobody settled in time no longer count, and neither do days that are over."""
+        while self._open:
+            call, known = next(iter(self._open.items()))
+            if known.expires > now.timestamp():
+                break
+            del self._open[call]
+            for key in known.keys:
+                self._pots[key].held -= known.cost
+        today = {self._period("day", now), self._period("month", now)}
+        for key in [k for k, p in self._pots.items() if k[1] not in today and not (p.held or p.unbooked or p.lease)]:
+            del self._pots[key]
+
+    def _admit_without_ledger(self, limits: "list[_Limit]", cost: int, now: datetime) -> str:
+        """Within what was left when the ledger was last looked at."""
+        with self._memory:
+            for key, limit, span in limits:
+                pot = self._pot(key, limit)
+                if pot.held + pot.unbooked + max(cost, 1) - pot.lease > pot.left:
+                    raise self._exceeded(key, limit, span, limit - pot.left, cost)
+            for key, limit, _ in limits:
+                pot = self._pot(key, limit)
+                need = max(0, pot.held + pot.unbooked + cost - pot.lease)
+                pot.lease += need
+                pot.left -= need
+            return self._admitted(limits, cost, now)
+
+    # -- the ledger, with the lock for transactions held ----------------------------------------------------------
+
+    def _write(self, now: datetime, limits: "list[_Limit]", cost: int) -> None:
+        """Books what is not booked, gives back leases that nobody needs, and leases what a call needs.
+
+        Raises:
+            BudgetExceededError: the call does not fit into a budget; the rest is written.
+            LedgerError: nothing is written.
+        """
+        if self._clock() < self._leave_alone_until:
+            raise LedgerError("The ledger could not be used a moment ago.")
+        wanted = {limit.key: limit for limit in limits}
+        with self._memory:
+            for key, limit, _ in limits:
+                self._pot(key, limit)
+            pots = dict(self._pots)
+            booked = {key: pot.unbooked for key, pot in pots.items()}
+            given_back = {}
+            for key, pot in pots.items():
+                slack = pot.lease - pot.held - pot.unbooked
+                given_back[key] = slack if not pot.held and key not in wanted else 0
+                pot.lease -= given_back[key]
+            leases = {key: pot.lease - booked[key] for key, pot in pots.items()}
+            needs = {key: max(0, pots[key].held + max(cost, 1) - leases[key]) for key in wanted}
+            used = {key: pots[key].admitted for key in wanted}
+        try:
+            asked = {key: _Asked(wanted[key].limit, needs[key], cost * min(used[key], _CALLS)) for key in wanted}
+            left, granted = self._ledger.transaction(lambda c: self._transact(c, now, booked, leases, asked))
+        except LedgerError:
+            self._leave_alone_until = self._clock() + PATIENCE
+            with self._memory:
+                for key, amount in given_back.items():
+                    pots[key].lease += amount
+            raise
+        with self._memory:
+            for key, pot in pots.items():
+                pot.unbooked -= booked[key]
+                pot.lease += granted.get(key, 0) - booked[key]
+                if key in left:
+                    pot.left, pot.admitted = left[key] - granted.get(key, 0), 0
+        for key, limit, span in limits:
+            if needs[key] > left[key]:
+                raise self._exceeded(key, limit, span, limit - left[key], cost)
+
+    def _transact(
+        self,
+        connection: apsw.Connection,
+        now: datetime,
+        booked: dict[_Key, int],
+        leases: dict[_Key, int],
+        wanted: "dict[_Key, _Asked]",
+    ) -> tuple[dict[_Key, int], dict[_Key, int]]:
+        """What nobody had spent or reserved in each budget that is wanted, and what is leased of it."""
+        connection.execute("DELETE FROM reservation WHERE expires <= ?", (now.timestamp(),))
+        connection.executemany(
+            "INSERT INTO spend VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "amount = coalesce(amount, 0) + excluded.amount",
+            [(*key, amount) for key, amount in booked.items() if amount],
+        )
+        left, granted = {}, {}
+        for key, asked in wanted.items():
+            taken = connection.execute(
+                "SELECT coalesce((SELECT amount FROM spend WHERE scope = ?1 AND period = ?2), 0) + (SELECT "
+                "coalesce(sum(amount), 0) FROM reservation WHERE scope = ?1 AND period = ?2 AND call <> ?3)",
+                (*key, self._process),
             ).get
-            if spent + cost > limit or spent >= limit:
-                raise BudgetExceededError(
-                    f"The budget of ${limit / 1e9:.2f} a {span} for {_said(budget.scope)} is used up "
-                    f"(${spent / 1e9:.4f} spent or reserved, this call needs up to ${cost / 1e9:.4f}); "
-                    f"it starts anew with the next {span}."
-                )
-            connection.execute(
-                "INSERT INTO reservation VALUES (?, ?, ?, ?, ?)",
-                (call, budget.scope, period, cost, now.timestamp() + self._lives),
-            )
+            left[key] = asked.limit - taken - leases[key]
+        if all(asked.need <= left[key] for key, asked in wanted.items()):
+            for key, asked in wanted.items():
+                granted[key] = asked.need + min((left[key] - asked.need) // _SHARE, asked.more)
+        connection.executemany(
+            "INSERT INTO reservation VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET amount = excluded.amount, "
+            "expires = excluded.expires",
+            [
+                (self._process, *key, lease + granted.get(key, 0), now.timestamp() + self._lives)
+                for key, lease in leases.items()
+            ],
+        )
+        connection.execute("DELETE FROM reservation WHERE call = ? AND amount <= 0", (self._process,))
+        return left, granted
+
+    def _exceeded(self, key: _Key, limit: int, span: Span, taken: int, cost: int) -> BudgetExceededError:
+        return BudgetExceededError(
+            f"The budget of ${limit / 1e9:.2f} a {span} for {_said(key[0])} is used up "
+            f"(${taken / 1e9:.4f} spent or reserved, this call needs up to ${cost / 1e9:.4f}); "
+            f"it starts anew with the next {span}."
+        )
 
     def _period(self, span: Span, now: datetime) -> str:
-        local = now.astimezone(self._zone)
-        return local.strftime("%Y-%m-%d" if span == "day" else "%Y-%m")
+        day = now.astimezone(self._zone).date().isoformat()
+        return day if span == "day" else day[:7]
+
+
+class _Asked(NamedTuple):
+    """What is asked of the ledger: within which limit, how much at least, and how much more if there is plenty."""
+
+    limit: int
+    need: int
+    more: int
+
+
+class _Limit(NamedTuple):
+    """One limit that a call falls under: its scope and period, the most that may be spent, and its span."""
+
+    key: _Key
+    limit: int
+    span: Span
 
 
 def _said(scope: str) -> str:

@@ -20,7 +20,7 @@ import apsw
 import msgspec
 
 from relive.errors import ReliveError
-from relive.gateway.ledger import Ledger
+from relive.gateway.ledger import Ledger, LedgerError
 
 Scope = Literal["call", "feedback", "read", "write", "admin"]
 """``call`` models; give ``feedback``; ``read`` experiences and figures; ``write`` experiences, priorities and samples
@@ -122,8 +122,15 @@ class Keys:
         digest, now = self._hash(text), self._now()
         known = self._cache.get(digest)
         if known is None or known[0] <= now:
-            rows = self._ledger.rows(f"{_SELECT} WHERE hash = ?", (digest,))
-            known = (now + CACHE_SECONDS, _key(rows[0]) if rows else None)
+            try:
+                rows = self._ledger.rows(f"{_SELECT} WHERE hash = ?", (digest,))
+            except LedgerError:
+                if known is None:
+                    raise
+                rows, found = [], known[1]  # a broken disk does not lock out who was let in a moment ago
+            else:
+                found = _key(rows[0]) if rows else None
+            known = (now + CACHE_SECONDS, found)
             self._cache[digest] = known
             if len(self._cache) > _MOST_CACHED:
                 self._cache.popitem(last=False)

@@ -57,7 +57,7 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             self._connection = apsw.Connection(str(path))
-            self._connection.set_busy_timeout(5_000)
+            self._connection.set_busy_timeout(1_000)
             for pragma in ("journal_mode = wal", "synchronous = normal"):
                 self._connection.execute(f"PRAGMA {pragma}").fetchall()
             self._migrate()
@@ -82,7 +82,11 @@ class Ledger:
         Raises:
             LedgerError: the database cannot be read.
         """
-        return self.transaction(lambda connection: list(connection.execute(query, values)))
+        try:
+            with self._lock:  # outside a transaction: whoever writes does not hold up those who read
+                return list(self._connection.execute(query, values))
+        except apsw.Error as error:
+            raise LedgerError(f"{self.path} cannot be used: {error}.") from error
 
     def close(self) -> None:
         """Lets go of the file."""
