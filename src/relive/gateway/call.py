@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from relive.errors import ReliveError
-from relive.experience import Transition, Usage, now
+from relive.experience import Usage, now
 from relive.gateway import headers as header_rules
-from relive.gateway.access import Caller
+from relive.gateway.access import Caller, credentials
 from relive.gateway.budget import BudgetExceededError
+from relive.gateway.cache import HEADER as CACHE_HEADER
+from relive.gateway.cache import key_of
 from relive.gateway.capture import LARGEST_ANSWER, Capture, Status, Upstream
-from relive.gateway.client import Client
+from relive.gateway.client import Client, Taken
 from relive.gateway.conversations import Said, Step
 from relive.gateway.fresh import fresh_id
 from relive.gateway.identity import Identity, IdentityError, read_identity
@@ -59,6 +61,8 @@ class Call:
         self._entry: Entry | None = None
         self._left_early = False
         self._over = False
+        self._ended: Status | None = None
+        self._cache_key = b""
 
     async def run(self) -> None:
         """Serves it.
@@ -82,6 +86,8 @@ class Call:
         self._measure()
         try:
             candidates = self._candidates()
+            if await self._repeat():
+                return
             await self._reserve(candidates[0])
         except RefusalError as refusal:
             self._capture.fail(str(refusal), refusal.code)
@@ -100,6 +106,7 @@ class Call:
         try:
             async with asyncio.timeout(None) as self._while_there:
                 await self._follow(plan)
+            self._keep_answer()
         except TimeoutError:
             await self._record("client_disconnected")
         except Exception as error:
@@ -172,6 +179,36 @@ class Call:
         except RouteError as error:
             raise RefusalError(str(error), status=404, kind="not_found_error", code="model_not_found") from error
 
+    async def _repeat(self) -> bool:
+        """Answers with what the same request was answered before, where the cache is on and has it."""
+        cache, client = self._gateway.cache, self._client
+        if cache is None or not (self._recorded and self._request.understood):
+            return False
+        reads, writes = cache.allowed(client.headers.get(CACHE_HEADER))
+        if not (reads or writes):
+            return False
+        shown = credentials(client.headers) if self._caller.own_credentials else None
+        self._cache_key = key_of(self._request, self._caller.name, shown)
+        answer = cache.get(self._cache_key) if reads else None
+        if answer is None:
+            client.taken = Taken() if writes else None
+            return False
+        self._capture.repeat(answer.body, answer.content_type, answer.uid)
+        own = self._own_headers(await self._record("complete"))
+        extra = {**own, "content-type": answer.content_type, CACHE_HEADER: "hit"}
+        await client.begin(200, header_rules.to_client([], length=len(answer.body), extra=extra))
+        await client.pass_on(answer.body, last=True)
+        return True
+
+    def _keep_answer(self) -> None:
+        """Puts a whole answer into the cache, where it is on."""
+        cache, taken = self._gateway.cache, self._client.taken
+        if cache is None or taken is None or self._ended != "complete" or taken.status != 200 or not taken.whole:
+            return
+        if taken.header(b"content-encoding") in (None, "identity"):
+            kind = taken.header(b"content-type") or "application/json"
+            cache.put(self._cache_key, b"".join(taken.pieces), kind, self._uid)
+
     async def _reserve(self, model: Model) -> None:
         budgets = self._gateway.budgets
         if not budgets or not self._recorded:
@@ -180,7 +217,7 @@ class Call:
         cost = self._gateway.prices.cost(usage, model.model, model.name, base_url=model.endpoint.url)
         scopes = [f"agent:{self._agent}", *([f"key:{self._caller.name}"] if self._caller.name else [])]
         try:
-            self._reservation = await asyncio.to_thread(budgets.reserve, scopes, cost)
+            self._reservation = budgets.admit(scopes, cost) or await asyncio.to_thread(budgets.reserve, scopes, cost)
         except BudgetExceededError as error:
             raise RefusalError(str(error), status=429, kind="rate_limit_error", code="budget_exceeded") from error
 
@@ -272,7 +309,7 @@ class Call:
             client.headers,
             model,
             clients_credentials=self._caller.own_credentials,
-            plain=asks,
+            plain=asks or client.taken is not None,
         )
         body = request.sent(model=model.model, ask_for_usage=asks)
         waiting = gateway.clock()
@@ -418,6 +455,7 @@ class Call:
         if self._left_early:
             status = "client_disconnected"
         self._gateway.count(status)
+        self._ended = status
         try:
             return await self._keep(status)
         except Exception:  # noqa: BLE001 - a fault of recording must not become one of the agent
@@ -429,7 +467,7 @@ class Call:
         gateway, capture = self._gateway, self._capture
         transition = capture.transition(status, latency_ms=self._elapsed_ms(), prices=gateway.prices)
         self._cost = transition.cost
-        gateway.remember(capture.reader.id, self._uid)
+        gateway.remember(None if capture.repeats else capture.reader.id, self._uid)
         if status == "complete":
             gateway.conversations.ended(
                 self._whose, self._step, self._uid, self._said, transition.action, capture.reader.id
@@ -438,25 +476,14 @@ class Call:
             news = msgspec.Raw(self._request.last_messages(self._step.new_messages))
             gateway.beside(gateway.recorder.next_state(self._step.previous, news))
         recording = gateway.recorder.record(transition, self._uid, self._safe)
-        if self._reservation is None:
-            return await recording
-        kept, _ = await asyncio.gather(recording, self._settle(self._reservation, transition))
-        return kept
+        if self._reservation is not None:
+            gateway.settle(self._reservation, 0 if transition.usage is None else transition.cost)
+        return await recording
 
     def _safe(self, _: int | None) -> None:
         """The record is kept."""
         if self._entry is not None:
             self._entry.done()
-
-    async def _settle(self, reservation: str, transition: Transition) -> None:
-        budgets = self._gateway.budgets
-        if budgets is None:
-            return
-        with contextlib.suppress(ReliveError):  # what is not settled expires
-            if transition.usage is None:
-                await asyncio.to_thread(budgets.release, reservation)
-            else:
-                await asyncio.to_thread(budgets.settle, reservation, transition.cost)
 
     def _head(self, attempt: Attempt, length: int | None, kept: Kept | None = None) -> header_rules.Headers:
         """The headers of an answer; a stream goes out before it is recorded, so it says whether that will be late."""

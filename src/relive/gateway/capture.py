@@ -22,6 +22,7 @@ from relive.gateway.stream import StreamedAnswer
 from relive.llm.errors import UpstreamError, classify, describe
 from relive.llm.pricing import PriceTable
 from relive.llm.records import Attempt
+from relive.storage.record import NEVER_LEARNT
 
 Status = Literal["complete", "failed", "interrupted", "client_disconnected"]
 """How a call ended. ``interrupted``: gateway or upstream broke off; ``client_disconnected``: the client left."""
@@ -98,6 +99,7 @@ class Capture:
         self._error: str | None = None
         self._error_kind: str | None = None
         self._info: dict[str, Any] = {}
+        self.repeats = False
         self._attempts: list[tuple[str, Attempt]] = []
 
     def note(self, **facts: Any) -> None:
@@ -118,6 +120,14 @@ class Capture:
         self.upstream = upstream
         self._drop_usage = drop_usage
         self._error = self._error_kind = self.http_status = None
+
+    def repeat(self, body: bytes, content_type: str, first: bytes) -> None:
+        """The answer of an earlier call, whose record is `first`, is given again, and costs nothing."""
+        self.begin(200, content_type)
+        self.feed(body, None)
+        self.end()
+        self.repeats = True
+        self.note(cached=first.hex())
 
     def begin(self, status: int, content_type: str | None, content_encoding: str | None = None) -> None:
         """The upstream's answer begins."""
@@ -213,7 +223,7 @@ class Capture:
             http_status=self.http_status,
             error_kind=kind,
             finish_reason=reader.finish_reason,
-            response_id=reader.id,
+            response_id=None if self.repeats else reader.id,
             first_piece_ms=None if self._first_piece_ms is None else round(self._first_piece_ms, 3),
             estimated_usage=estimated or None,
             attempts=attempts or None,
@@ -225,14 +235,14 @@ class Capture:
             episode_id=self.place.episode_id,
             step=self.place.step,
             group_id=self._identity.group_id,
-            tags=self._identity.tags,
+            tags=(*self._identity.tags, NEVER_LEARNT) if self.repeats else self._identity.tags,
             policy=next((model for model in models if model), None),
             usage=usage,
-            cost=cost,
+            cost=0 if self.repeats else cost,
             latency_ms=latency_ms,
             error=error,
             created_at=self.created_at,
-            tokens=self._trace() if self._with_tokens else None,
+            tokens=self._trace() if self._with_tokens and not self.repeats else None,
             info={**self._request_info(), **self._info},
         )
 

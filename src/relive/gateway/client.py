@@ -9,6 +9,35 @@ if TYPE_CHECKING:
     from relive.gateway.proxy import Receive, Scope, Send
 
 
+class Taken:
+    """What a client was given, taken down for the cache; too much of it is given up."""
+
+    MOST = 4 << 20
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.pieces: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        """The next bytes."""
+        self._size += len(data)
+        if self.whole:
+            self.pieces.append(data)
+        else:
+            self.pieces.clear()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here."""
+        return self._size <= self.MOST
+
+    def header(self, name: bytes) -> str | None:
+        """One header; ``None``: there is none."""
+        return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
+
+
 class Client:
     """The client's side of a call: what it sends, what it gets, and whether it is still there.
 
@@ -30,6 +59,7 @@ class Client:
         self.headers = read_headers(self.raw_headers)
         self.left = False
         self.begun = False
+        self.taken: Taken | None = None
         self._receive = receive
         self._send = send
 
@@ -75,11 +105,15 @@ class Client:
     async def begin(self, status: int, headers: Headers) -> None:
         """Sends the head of the answer."""
         self.begun = True
+        if self.taken is not None:
+            self.taken.status, self.taken.headers = status, headers
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def pass_on(self, data: bytes, *, last: bool = False) -> None:
         """Sends the next bytes of the answer; nothing to a client that has left."""
         if not self.left and (data or last):
+            if self.taken is not None:
+                self.taken.add(data)
             await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def refuse(self, refusal: RefusalError) -> None:

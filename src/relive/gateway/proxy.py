@@ -19,7 +19,8 @@ import msgspec
 
 from relive.experience import Feedback, Transition
 from relive.gateway.access import Access
-from relive.gateway.budget import Budgets
+from relive.gateway.budget import FLUSH, PATIENCE, Budgets
+from relive.gateway.cache import AnswerCache
 from relive.gateway.call import Call
 from relive.gateway.capture import failed_attempts
 from relive.gateway.client import Client
@@ -36,6 +37,7 @@ from relive.gateway.upstreams import new_session
 from relive.llm.pricing import PriceTable
 from relive.llm.retry import RetryPolicy
 from relive.rewards import RewardFunction, evaluate
+from relive.storage.record import NEVER_LEARNT
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -96,6 +98,7 @@ class Gateway:
         journal: Keeps what is under way.
         prices: What models cost.
         budgets: What may be spent; ``None``: there is no limit.
+        cache: Answers that are given again; ``None``: none are.
         policy: How often an upstream is tried.
         limits: What a client may ask.
         rewards: Rewards given to each recorded call, by name.
@@ -113,6 +116,7 @@ class Gateway:
     journal: Journal
     prices: PriceTable
     budgets: Budgets | None = None
+    cache: AnswerCache | None = None
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     limits: Limits = field(default_factory=Limits)
     rewards: dict[str, RewardFunction] = field(default_factory=dict)
@@ -132,6 +136,7 @@ class Gateway:
         self._pacers: dict[str, Pacer] = {}
         self._session: aiohttp.ClientSession | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._booking: asyncio.TimerHandle | None = None
         self._scoring = asyncio.Semaphore(8)
         self.recorder.stored = self._follow
 
@@ -184,9 +189,21 @@ class Gateway:
         self._background.add(task)
         task.add_done_callback(self._finished)
 
+    def _book_later(self, seconds: float) -> None:
+        if self._booking is None:
+            self._booking = asyncio.get_running_loop().call_later(seconds, lambda: self.beside(self._book()))
+
+    async def _book(self) -> None:
+        """Brings the ledger up to date; what it does not take now is tried again."""
+        self._booking = None
+        if self.budgets is not None:
+            await asyncio.to_thread(self.budgets.flush)
+            if self.budgets.unbooked:
+                self._book_later(PATIENCE)
+
     def _follow(self, transition: Transition, number: int) -> None:
         """A record is stored; now what belongs to it can follow."""
-        if self.rewards:
+        if self.rewards and NEVER_LEARNT not in transition.tags:
             self.beside(self._score(transition, number))
         attempts = failed_attempts(transition)
         if attempts:
@@ -200,6 +217,12 @@ class Gateway:
                 if value is not None:
                     source = f"relive:{name}"
                     await self.recorder.feedback(Feedback(experience_id=number, source=source, key=name, reward=value))
+
+    def settle(self, reservation: str, cost: int | None) -> None:
+        """Counts what a call cost in place of what was reserved; the ledger has it within a moment."""
+        if self.budgets is not None:
+            self.budgets.book(reservation, cost)
+            self._book_later(FLUSH)
 
     def remember(self, response_id: str | None, uid: bytes) -> None:
         """Remembers which record an answer's own id belongs to, for feedback that names it."""
@@ -216,6 +239,10 @@ class Gateway:
         """Waits for the background work and for what is being recorded."""
         if self._background:
             await asyncio.wait(tuple(self._background), timeout=10.0)
+        if self._booking is not None:
+            self._booking.cancel()
+        if self.budgets is not None:
+            await asyncio.to_thread(self.budgets.flush)
         await self.recorder.close()
         self.journal.close()
         if self._session is not None:

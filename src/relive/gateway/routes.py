@@ -153,20 +153,15 @@ class Routes:
 
     def _named(self, name: str, requested: str | None) -> Model:
         """The model; one that takes any name is called as the client asked."""
-        model = self.models[name]
-        if (
-            model.model is None
-            and requested is not None
-            and requested not in self.models
-            and requested not in self.tiers
-        ):
-            return msgspec.structs.replace(model, model=requested)
+        model, asked = self.models[name], None if requested is None else asked_name(requested)
+        if model.model is None and asked is not None and asked not in self.models and asked not in self.tiers:
+            return msgspec.structs.replace(model, model=asked)
         return model if model.model is not None else msgspec.structs.replace(model, model=name)
 
     def _first(self, requested: str | None) -> list[Model]:
         if requested is None:
             return [next(iter(self.models.values()))]
-        name = requested.removeprefix("tensorzero::").removeprefix("model_name::").removeprefix("function_name::")
+        name = asked_name(requested)
         if name in self.tiers:
             return [self.models[member] for member in self.tiers[name]]
         if name in self.models:
@@ -206,6 +201,13 @@ class Routes:
                 seen.add(following)
                 ahead += self.models[following].fallbacks
         return False
+
+
+def asked_name(requested: str) -> str:
+    """The model, tier or function that a client means; TensorZero's clients say which of them it is."""
+    if not requested.startswith("tensorzero::"):
+        return requested
+    return requested.removeprefix("tensorzero::").removeprefix("model_name::").removeprefix("function_name::")
 
 
 class Cooldowns:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +12,7 @@ from zoneinfo import ZoneInfo
 from relive import __version__
 from relive.gateway.access import Access
 from relive.gateway.budget import EVERYTHING, Budget, Budgets
+from relive.gateway.cache import AnswerCache
 from relive.gateway.journal import Journal
 from relive.gateway.keys import Keys, check_private
 from relive.gateway.ledger import Ledger
@@ -115,6 +117,7 @@ def build(settings: Settings, *, url: str | None = None) -> Parts:
         journal=Journal(beside(store)),
         prices=prices,
         budgets=make_budgets(settings, ledger, memory.storage),
+        cache=make_cache(settings),
         policy=RetryPolicy(**settings.retries.model_dump()),
         limits=Limits(
             **settings.limits.model_dump(), drain=settings.capture.drain, with_tokens=settings.capture.token_ids
@@ -216,6 +219,14 @@ def make_rewards(settings: Settings) -> dict[str, RewardFunction]:
             raise SettingsError(f"Two rewards are called {name!r}; give each its own name.")
         rewards[name] = from_settings(rest)
     return rewards
+
+
+def make_cache(settings: Settings) -> AnswerCache | None:
+    """The answers that are given again; ``None``: none are."""
+    table = settings.cache
+    if table.mode == "off":
+        return None
+    return AnswerCache(table.mode, max_age=table.max_age, max_bytes=table.max_bytes, clock=time.monotonic)
 
 
 def make_budgets(settings: Settings, ledger: Ledger, storage: SqliteStorage) -> Budgets | None:

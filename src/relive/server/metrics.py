@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from relive.gateway.cache import CacheStats
 from relive.server.build import Parts
 
 
@@ -25,6 +26,13 @@ def _lines(parts: Parts) -> Iterator[str]:
         ("background_left_out_total", "Work beside calls that was left out.", gateway.stats.left_out),
     )
     for name, text, value in counters:
+        yield from _family(name, "counter", text)
+        yield f"relive_{name} {value}"
+    cache = gateway.cache.stats if gateway.cache is not None else CacheStats()
+    for name, text, value in (
+        ("cache_hits_total", "Answers given again from the cache.", cache.hits),
+        ("cache_misses_total", "Requests that the cache had no answer to.", cache.misses),
+    ):
         yield from _family(name, "counter", text)
         yield f"relive_{name} {value}"
     gauges = (

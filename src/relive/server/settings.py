@@ -131,6 +131,18 @@ class Capture(_Table):
     secrets: bool = Field(default=True, description="Take out keys, tokens and passwords.")
 
 
+class CacheTable(_Table):
+    """Answers that are given again to exactly the same request; kept in memory alone."""
+
+    mode: Literal["off", "read", "write", "on"] = Field(
+        default="off", description="off; read: only give; write: only keep; on: both. A request may ask for less."
+    )
+    max_age: Annotated[float, Field(gt=0)] = Field(
+        default=86_400.0, description="Seconds that an answer is given again."
+    )
+    max_bytes: Count = Field(default=64 << 20, description="Most bytes of answers kept.")
+
+
 class BudgetTable(_Table):
     """A budget in USD."""
 
@@ -181,6 +193,7 @@ class Settings(BaseSettings):
     retries: Retries = Field(default_factory=Retries)
     limits: LimitsTable = Field(default_factory=LimitsTable)
     capture: Capture = Field(default_factory=Capture)
+    cache: CacheTable = Field(default_factory=CacheTable)
     time_zone: str = Field(default="UTC", description="Where days and months begin.")
     budgets: list[BudgetTable] = Field(default_factory=list)
     rewards: list[dict[str, Any]] = Field(default_factory=list, description="Rewards given to each recorded call.")

@@ -29,6 +29,9 @@ COLUMNS = (
 
 Columns: TypeAlias = tuple[Any, ...]
 
+NEVER_LEARNT = "relive:cached"
+"""The tag of answers that were given a second time: they are never drawn, and never found by what they are about."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TERMINATED, _TRUNCATED, _HAS_USAGE, HAS_TOKENS, HAS_NEXT_STATE, HAS_LATE_NEXT_STATE = 1, 2, 4, 8, 16, 32
@@ -129,6 +132,8 @@ def encode(
         *_usage_columns(usage),
     )
     trace = None if t.tokens is None else encode_trace(t.tokens)
+    if NEVER_LEARNT in tags:
+        with_text, priority = False, 0.0
     words = clean_text(index_text(_readable(t))) if with_text else ""
     return Row(columns, text, trace, tuple(dict.fromkeys(tags)), words, priority, uid)
 
