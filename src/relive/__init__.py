@@ -8,7 +8,9 @@ from relive.experience import Feedback, TokenTrace, Transition, Usage
 from relive.memory import Memory, open  # noqa: A004 - read as `relive.open`
 
 if TYPE_CHECKING:
+    from relive.client import RemoteMemory
     from relive.learner import Agent, Answer, ContinualLearner
+    from relive.observation import observe
 
 __version__ = "0.1.0"
 
@@ -24,12 +26,14 @@ __all__ = [
     "Memory",
     "Prioritized",
     "ReliveError",
+    "RemoteMemory",
     "ReplayBuffer",
     "TokenTrace",
     "Transition",
     "Uniform",
     "Usage",
     "__version__",
+    "observe",
     "open",
 ]
 
@@ -37,7 +41,15 @@ _CALLS_A_MODEL = {"Agent", "Answer", "ContinualLearner"}
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what calls a model when it is first asked for: a buffer alone need not wait for an HTTP client."""
+    """Loads what goes over a network when it is first asked for: a buffer alone need not wait for an HTTP client."""
+    if name == "RemoteMemory":
+        from relive.client import RemoteMemory
+
+        return RemoteMemory
+    if name == "observe":
+        from relive.observation import observe
+
+        return observe
     if name in _CALLS_A_MODEL:
         from relive import learner
 

@@ -1,4 +1,4 @@
-"""`relive.open`: a `ReplayBuffer` over the durable store.
+"""`relive.open`: a `ReplayBuffer` over the durable store, in a file or behind the address of a `relive serve`.
 
 One process at a time *owns* the sampling index of a store: it draws, sets priorities and evicts. It follows what others
 appended, rewarded or removed before each draw and each write of its own. Invariants:
@@ -12,22 +12,23 @@ appended, rewarded or removed before each draw and each write of its own. Invari
 """
 
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from relive.buffer import Batch, BufferStateError, BufferStats, ReplayBuffer, Selector
+from relive.buffer import Batch, BufferSettingError, BufferStateError, BufferStats, ReplayBuffer, Selector
 from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import Ids
 from relive.experience import Feedback, Outcome, Transition
 from relive.storage import forget as forgetting
 from relive.storage.connection import Durability
-from relive.storage.errors import ClosedStoreError, NotOwnerError
+from relive.storage.errors import ClosedStoreError, IndexOwnedError, NotOwnerError
 from relive.storage.forget import Forgotten
 from relive.storage.owned_buffer import OwnedBuffer
 from relive.storage.redaction import DEFAULT as DEFAULT_REDACTOR
@@ -35,6 +36,9 @@ from relive.storage.redaction import Redactor
 from relive.storage.rows import GoneError
 from relive.storage.sqlite import SqliteStorage
 from relive.storage.stored import Stored
+
+if TYPE_CHECKING:
+    from relive.client import RemoteMemory
 
 _TRIES = 16  # draws, when each time another process removed something drawn in that very moment
 
@@ -54,11 +58,16 @@ def open(  # noqa: A001 - read as `relive.open`
     durability: Durability = "process",
     text_index: bool = True,
     redact: Redactor | None = DEFAULT_REDACTOR,
-) -> "Memory":
-    """Opens the memory in a file, or makes it.
+    key: str | None = None,
+) -> "Memory | RemoteMemory":
+    """Opens the memory in a file, or makes it; or that of a server.
+
+    A file whose sampling index a `relive serve` owns is opened through that server, unless `readonly` or `follower`
+    says otherwise: then capacity, limits, seed, durability and redaction are the server's, and no sampler, remover or
+    priority rule can be given.
 
     Args:
-        path: The file; its folder must exist.
+        path: The file; its folder must exist. Or a server's address, such as ``http://127.0.0.1:8400``.
         capacity: Most experiences kept; ``None``: as many as when it was last opened, else 1,000,000. If it is
             less than what is stored, the oldest are removed.
         sampler: What is drawn; ``None``: `Prioritized` with its defaults.
@@ -75,6 +84,54 @@ def open(  # noqa: A001 - read as `relive.open`
         text_index: Whether `Memory.search` finds what is added.
         redact: Takes out of experiences and feedback what must not reach the disk: secrets, and what it is told to;
             ``None``: nothing.
+        key: A key of the server's; ``None``: what the environment variable ``RELIVE_KEY`` holds, if it is set.
+
+    Raises:
+        IndexOwnedError: another process (or this one) has it open already as its owner; the error says who.
+        StorageError: the path cannot hold a store, or holds something else; each kind has its own class.
+        RemoteError: the server cannot be reached, or refuses.
+    """
+    rules = (sampler, remover, priority)
+    if isinstance(path, str) and path.lower().startswith(("http://", "https://")):
+        if readonly or any(rule is not None for rule in rules):
+            raise BufferSettingError(
+                f"What is drawn from {path} is the server's to say; leave out readonly, sampler, remover and priority."
+            )
+        return _remote(path, key)
+    try:
+        return open_file(
+            path,
+            readonly=readonly,
+            follower=follower,
+            durability=durability,
+            text_index=text_index,
+            redact=redact,
+            capacity=capacity,
+            sampler=sampler,
+            remover=remover,
+            priority=priority,
+            seed=seed,
+            max_bytes=max_bytes,
+            max_age=max_age,
+        )
+    except IndexOwnedError as error:
+        url = _served_at(error.holder)
+        if url is None or any(rule is not None for rule in rules):
+            raise
+        return _remote(url, key)
+
+
+def open_file(
+    path: str | os.PathLike[str],
+    *,
+    readonly: bool = False,
+    follower: bool = False,
+    durability: Durability = "process",
+    text_index: bool = True,
+    redact: Redactor | None = DEFAULT_REDACTOR,
+    **buffer: Any,
+) -> "Memory":
+    """Opens the memory in a file in this process, or not at all; see `open`, also for what `buffer` may hold.
 
     Raises:
         IndexOwnedError: another process (or this one) has it open already as its owner; the error says who.
@@ -84,19 +141,22 @@ def open(  # noqa: A001 - read as `relive.open`
     try:
         if not (readonly or follower):
             storage.claim()
-        return Memory(
-            storage,
-            capacity=capacity,
-            sampler=sampler,
-            remover=remover,
-            priority=priority,
-            seed=seed,
-            max_bytes=max_bytes,
-            max_age=max_age,
-        )
+        return Memory(storage, **buffer)
     except BaseException:
         storage.close()
         raise
+
+
+def _remote(url: str, key: str | None) -> "RemoteMemory":
+    from relive.client import RemoteMemory  # a buffer alone need not wait for an HTTP client
+
+    return RemoteMemory(url, key=key)
+
+
+def _served_at(holder: dict[str, object]) -> str | None:
+    """Where the owner of an index serves others; ``None``: nowhere, or in this process, which must not wait for it."""
+    url, here = holder.get("url"), (os.getpid(), platform.node())
+    return url if isinstance(url, str) and (holder.get("pid"), holder.get("host")) != here else None
 
 
 class Memory(OwnedBuffer):

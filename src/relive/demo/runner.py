@@ -114,7 +114,7 @@ def run(
         elif model is None:
             server = stack.enter_context(LocalServer())
             model, params = stack.enter_context(Upstream(server.base_url, server.model)), _LOCAL_PARAMS
-        memory = stack.enter_context(relive.memory.open(file, seed=settings.seed))
+        memory = stack.enter_context(relive.memory.open_file(file, seed=settings.seed))
         if settings.resume is not None:
             settings = read_settings(memory, settings)
         demo = _Demo(settings, memory, model, params)

@@ -10,15 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast, get_args
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from relive.buffer.errors import InvalidPriorityError, NotEnoughExperiencesError
+from relive.buffer.errors import BufferSettingError, InvalidPriorityError, NotEnoughExperiencesError
 from relive.errors import InvalidExperienceError, ReliveError
-from relive.experience import Outcome, Transition
+from relive.experience import Outcome
 from relive.gateway.headers import read_headers
 from relive.gateway.keys import Scope
 from relive.gateway.refusals import RefusalError
@@ -26,13 +25,12 @@ from relive.server.build import Parts
 from relive.server.feedback import FeedbackDesk, UnknownExperienceError
 from relive.server.metrics import exposition
 from relive.server.openapi import openapi
+from relive.server.workers import MOST_LISTED, Workers
 from relive.storage.errors import NotOwnerError, StorageBusyError, StorageFullError
 from relive.storage.stored import Stored
 from relive.storage.wire import JSON, Form, form_of, pack, transition_fields, unpack
 
 LARGEST_BODY = 64 << 20
-MOST_DRAWN = 65_536
-MOST_LISTED = 1_000
 
 _CONDITIONS = ("agent", "episode_id", "group_id", "policy", "tag", "text")
 
@@ -45,7 +43,8 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (StorageBusyError, 503, "store_busy"),
     (StorageFullError, 507, "store_full"),
     (InvalidExperienceError, 400, "invalid"),
-    (InvalidPriorityError, 400, "invalid"),
+    (InvalidPriorityError, 400, "invalid_priority"),
+    (BufferSettingError, 400, "invalid_setting"),
     (ReliveError, 400, "refused"),
 )
 
@@ -61,6 +60,7 @@ class AdminAPI:
         self._parts = parts
         self._memory = parts.memory
         self._desk = FeedbackDesk(parts.gateway, parts.memory.storage, parts.settings.metrics)
+        self._workers = Workers(parts.memory)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -70,6 +70,8 @@ class AdminAPI:
             ("/api/experiences", "GET", "read", self.list_experiences),
             ("/api/experiences/{id}", "GET", "read", self.show),
             ("/api/search", "GET", "read", self.search),
+            ("/api/get", "POST", "read", self.get),
+            ("/api/query", "POST", "read", self.query),
             ("/api/sample", "POST", "write", self.sample),
             ("/api/priorities", "POST", "write", self.update_priorities),
             ("/api/stats", "GET", "read", self.stats),
@@ -117,13 +119,15 @@ class AdminAPI:
 
     async def add(self, request: Request, body: Any) -> Any:
         """Adds experiences, all or none."""
-        given = _field(body, "experiences", list)
-        experiences = [Transition.from_dict(fields) for fields in given]
-        priorities = body.get("priorities")
-        if priorities is not None and (not isinstance(priorities, list | np.ndarray) or len(priorities) != len(given)):
-            raise InvalidExperienceError("priorities must be a list with one number for each experience.")
-        ids = await asyncio.to_thread(self._memory.add_batch, experiences, priorities)
-        return {"ids": np.asarray(ids)}
+        return await self._workers.add(body)
+
+    async def get(self, request: Request, body: Any) -> Any:
+        """Experiences by id."""
+        return await self._workers.get(body)
+
+    async def query(self, request: Request, body: Any) -> Any:
+        """One page of experiences, by any condition."""
+        return await self._workers.query(body)
 
     async def list_experiences(self, request: Request, body: Any) -> Any:
         """One page of experiences."""
@@ -173,43 +177,15 @@ class AdminAPI:
 
     async def sample(self, request: Request, body: Any) -> Any:
         """Draws experiences."""
-        size = _field(body, "batch_size", int)
-        if not 0 < size <= MOST_DRAWN:
-            raise InvalidExperienceError(f"batch_size must be between 1 and {MOST_DRAWN}.")
-        strict = body.get("strict", False) is True
-
-        def draw() -> dict[str, Any]:
-            batch = self._memory.sample(size, strict=strict)
-            return {
-                "ids": batch.ids,
-                "weights": np.asarray(batch.weights),
-                "probabilities": np.asarray(batch.probabilities),
-                "experiences": [transition_fields(experience) for experience in batch.experiences],
-            }
-
-        return await asyncio.to_thread(draw)
+        return await self._workers.sample(body)
 
     async def update_priorities(self, request: Request, body: Any) -> Any:
         """Sets priorities."""
-        ids = _numbers(body, "ids", np.int64)
-        given = [name for name in ("priorities", "td_errors") if isinstance(body, dict) and body.get(name) is not None]
-        if len(given) != 1:
-            raise InvalidExperienceError("Give either priorities or td_errors.")
-        values = {given[0]: _numbers(body, given[0], np.float64)}
-        if len(values[given[0]]) != len(ids):
-            raise InvalidExperienceError(f"There are {len(ids)} ids and {len(values[given[0]])} {given[0]}.")
-        changed = await asyncio.to_thread(lambda: self._memory.update_priorities(ids, **values))
-        return {"changed": changed}
+        return await self._workers.update_priorities(body)
 
     async def stats(self, request: Request, body: Any) -> Any:
         """Figures of the memory."""
-
-        def look() -> dict[str, Any]:
-            if self._memory.storage.owns_index:
-                self._memory.follow()  # what the gateway recorded counts too
-            return self._memory.stats().to_dict()
-
-        return await asyncio.to_thread(look)
+        return await self._workers.stats()
 
     async def usage(self, request: Request, body: Any) -> Any:
         """What calls used and cost."""
@@ -262,13 +238,6 @@ def _shown(stored: Stored) -> dict[str, Any]:
     return {"id": stored.id, "uid": uid, "priority": stored.priority, **transition_fields(stored.transition)}
 
 
-def _field(body: Any, name: str, kind: type) -> Any:
-    value = body.get(name) if isinstance(body, dict) else None
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InvalidExperienceError(f"The body is an object with {name} ({kind.__name__}).")
-    return value
-
-
 def _outcome(text: str | None) -> Outcome | None:
     if text is None or text in get_args(Outcome):
         return cast("Outcome | None", text)
@@ -281,19 +250,3 @@ def _number(text: str | None, name: str, otherwise: int) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise InvalidExperienceError(f"{name} is a whole number from 0.")
     return int(text)
-
-
-def _numbers(body: Any, name: str, dtype: Any) -> Any:
-    """A list or array of numbers in a body."""
-    value = body.get(name) if isinstance(body, dict) else None
-    if not isinstance(value, list | np.ndarray):
-        raise InvalidExperienceError(f"The body is an object with {name}, a list of numbers.")
-    try:
-        given = np.asarray(value)
-        array = given.astype(dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidExperienceError(f"{name} is no list of numbers: {error}.") from error
-    wrong_kind = given.size and given.dtype.kind not in "iuf"
-    if array.ndim != 1 or wrong_kind or (dtype is np.int64 and given.size and not np.array_equal(array, given)):
-        raise InvalidExperienceError(f"{name} is no list of {'whole ' if dtype is np.int64 else ''}numbers.")
-    return array

@@ -69,6 +69,7 @@ def openapi() -> dict[str, Any]:
                         "properties": {
                             "experiences": {"type": "array", "items": transition},
                             "priorities": numbers,
+                            "uids": {"type": "array", "items": _TEXT},
                         },
                     },
                 ),
@@ -79,6 +80,32 @@ def openapi() -> dict[str, Any]:
                     "show",
                     "One experience with its feedback.",
                     parameters=[{"name": "id", "in": "path", "required": True, "schema": _TEXT}],
+                )
+            },
+            "/api/get": {
+                "post": _operation(
+                    "get",
+                    "Experiences by id; null where there is none.",
+                    body={"type": "object", "required": ["ids"], "properties": {"ids": integers}},
+                )
+            },
+            "/api/query": {
+                "post": _operation(
+                    "query",
+                    "One page of experiences, by any condition.",
+                    body={
+                        "type": "object",
+                        "properties": {
+                            **dict.fromkeys(("agent", "episode_id", "group_id", "policy", "tag", "text"), _TEXT),
+                            "outcome": {"enum": ["success", "failure", "unknown"]},
+                            **dict.fromkeys(("min_reward", "max_reward"), _NUMBER),
+                            **dict.fromkeys(("parent", "policy_version", "after", "limit"), _INTEGER),
+                            **{name: {"type": "string", "format": "date-time"} for name in ("since", "until")},
+                            "error": {"type": ["boolean", "string"]},
+                            "newest_first": {"type": "boolean"},
+                        },
+                        "additionalProperties": False,
+                    },
                 )
             },
             "/api/search": {

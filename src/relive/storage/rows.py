@@ -40,6 +40,11 @@ class Experiences(Sequence[Transition]):
     def __init__(self, stored: Sequence[Stored]) -> None:
         self._stored = stored
 
+    @property
+    def stored(self) -> Sequence[Stored]:
+        """The same as they lie in the store, with what is kept beside them."""
+        return self._stored
+
     @overload
     def __getitem__(self, position: int) -> Transition: ...
     @overload

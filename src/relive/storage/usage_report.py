@@ -14,6 +14,9 @@ from relive.storage.record import OUTCOMES, microseconds, moment
 By = Literal["day", "model", "agent", "outcome"]
 
 _COLUMNS: dict[By, str] = {"model": "coalesce(policy, '')", "agent": "agent", "outcome": "outcome"}
+OBSERVED = "observed"
+"""The tag of steps that are no calls to a model; see `relive.observation`."""
+
 _TIMED_OUT = "gave no whole answer in time"
 """What the errors of calls that timed out say; see `relive.llm.errors.UpstreamTimeoutError`."""
 
@@ -108,7 +111,7 @@ def _span(
     agent: str | None,
 ) -> list[UsageRow]:
     columns = [_COLUMNS[name] for name in by if name != "day"]
-    where, values = ["parent IS NULL"], []
+    where, values = ["parent IS NULL", f"(tags IS NULL OR instr(tags, '\"{OBSERVED}\"') = 0)"], []
     for term, value in (("created_at >= ?", start), ("created_at < ?", end), ("agent = ?", agent)):
         if value is not None:
             where.append(term)

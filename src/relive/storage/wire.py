@@ -1,9 +1,14 @@
 """How values travel between a server and its clients: JSON for people, msgpack for programs, arrays as raw numbers.
 
-In msgpack an array is an extension of type 1: the NumPy name of its dtype (``<i4``, ``|u1``, ``<f4`` …), a zero byte,
-and its numbers. In JSON it is a list. What was cut out of JSON text byte for byte travels as values.
+In msgpack two things are extensions:
+
+- type 1, an array: the NumPy name of its dtype (``<i4``, ``|u1``, ``<f4`` …), a zero byte, and its numbers;
+- type 2, a JSON text: a payload's numbers of any size and the order of its keys travel as they are stored.
+
+In JSON an array is a list, and a JSON text the value that it is.
 """
 
+import json
 from typing import Any, Final, Literal
 
 import msgspec
@@ -16,8 +21,8 @@ from relive.storage.codec import decode_json, encode_json
 Form = Literal["application/msgpack", "application/json"]
 MSGPACK: Final = "application/msgpack"
 JSON: Final = "application/json"
-_ARRAY = 1
-_DTYPES = frozenset({"<i4", "<i8", "<f4", "<f8", "|u1"})
+_ARRAY, _JSON_TEXT = 1, 2
+_DTYPES = frozenset({"<i4", "<i8", "<f4", "<f8", "|u1", "|b1"})
 
 
 def form_of(content_type: str | None) -> Form:
@@ -27,12 +32,21 @@ def form_of(content_type: str | None) -> Form:
 
 
 def pack(value: Any, form: Form) -> bytes:
-    """A value in a form."""
-    return _PACK.encode(_plain(value)) if form == MSGPACK else encode_json(value)
+    """A value in a form.
+
+    Raises:
+        InvalidExperienceError: the form has no place for it.
+    """
+    if form == JSON:
+        return encode_json(value)
+    try:
+        return _PACK.encode(_packable(value))
+    except (TypeError, OverflowError, NotImplementedError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidExperienceError(f"A value cannot be sent: {error}") from error
 
 
 def unpack(data: bytes, form: Form) -> Any:
-    """The value of data in a form; empty data is ``None``.
+    """The value of data in a form; empty data is ``None``. A JSON text inside it is a `msgspec.Raw`, known to be valid.
 
     Raises:
         InvalidExperienceError: the data is not of that form.
@@ -45,6 +59,15 @@ def unpack(data: bytes, form: Form) -> Any:
         raise InvalidExperienceError(f"The body is no {'msgpack' if form == MSGPACK else 'JSON'}: {error}") from error
 
 
+def json_text(value: Any) -> msgspec.Raw:
+    """A JSON value as its text, which travels as it is.
+
+    Raises:
+        InvalidExperienceError: it is no JSON value.
+    """
+    return value if isinstance(value, msgspec.Raw) else msgspec.Raw(encode_json(value))
+
+
 def transition_fields(transition: Transition) -> dict[str, Any]:
     """A transition as values that `pack` takes: its fields, with the arrays of its tokens as they are."""
     fields = {name: getattr(transition, name) for name in transition.__struct_fields__}
@@ -53,14 +76,14 @@ def transition_fields(transition: Transition) -> dict[str, Any]:
     return fields
 
 
-def _plain(value: Any) -> Any:
-    """The value without raw JSON text, which msgpack would take for bytes."""
+def _packable(value: Any) -> Any:
+    """The value with its JSON texts as extensions: the encoder would copy them as if they were msgpack."""
     if isinstance(value, msgspec.Raw):
-        return decode_json(bytes(value))
+        return msgspec.msgpack.Ext(_JSON_TEXT, bytes(value))
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _packable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_packable(item) for item in value]
     return value
 
 
@@ -74,11 +97,26 @@ def _array(value: Any) -> Any:
 
 
 def _extension(code: int, data: memoryview) -> Any:
+    if code == _JSON_TEXT:
+        return _checked_json(bytes(data))
     name, _, numbers = bytes(data).partition(b"\0")
     dtype = name.decode(errors="replace")
     if code != _ARRAY or dtype not in _DTYPES:
         raise ValueError(f"unknown extension {code}")
-    return np.frombuffer(numbers, dtype)
+    return np.frombuffer(numbers, dtype).copy()  # a view of bytes could not be written to
+
+
+def _checked_json(text: bytes) -> msgspec.Raw:
+    """JSON text from outside, on one line."""
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:  # what only a lenient reader takes: 1e400, a lone surrogate's escape
+        json.loads(text, parse_int=str, parse_constant=_no_number)
+    return msgspec.Raw(msgspec.json.format(text, indent=-1) if b"\n" in text else text)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
 
 
 _PACK = msgspec.msgpack.Encoder(enc_hook=_array)
