@@ -2,7 +2,8 @@
 
 import typer
 
-from relive.cli import care, demo, doctor, exchange, local, look, privacy, serve
+from relive.cli import care, cost, demo, doctor, exchange, local, look, migrate, privacy, rewards, serve
+from relive.cli.groups import WithDefault
 
 
 def register(app: typer.Typer) -> None:
@@ -10,12 +11,19 @@ def register(app: typer.Typer) -> None:
     app.command()(demo.demo)
     app.command()(look.stats)
     app.add_typer(look.experiences, name="experiences")
-    app.command("import")(exchange.import_experiences)
+    imports = typer.Typer(cls=WithDefault, help="Take in what other programs wrote.")
+    imports.command("file")(exchange.import_experiences)
+    imports.command("litellm-config")(migrate.litellm_config)
+    imports.command("tensorzero")(migrate.tensorzero)
+    app.add_typer(imports, name="import")
     app.command("export")(exchange.export_experiences)
     app.command()(care.check)
     app.command()(care.recover)
     app.command()(care.backup)
     app.command()(care.compact)
+    app.add_typer(cost.cost, name="cost")
+    app.command()(cost.report)
+    app.add_typer(rewards.rewards, name="rewards")
     app.command()(privacy.forget)
     app.command()(privacy.audit)
     app.add_typer(local.local, name="local")

@@ -10,9 +10,12 @@ from itertools import combinations
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from relive.experience import Transition
 from relive.rewards.answers import answer_text
+
+_ROWS = 256  # of the matrix of all pairs, which may have 10^8 entries, held at a time
 
 
 class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,15 +119,25 @@ def _disagreement(a: tuple[str, Sequence[float | None]], b: tuple[str, Sequence[
     if not both:
         return Disagreement(first=a[0], second=b[0], both=0, mean_difference=None, reversed_pairs=None)
     first, second = np.array(both, dtype=np.float64).T
-    order = np.sign(first[:, None] - first[None, :]) * np.sign(second[:, None] - second[None, :])
-    ordered = int(np.count_nonzero(order))
+    ordered, reversed_ = _orders(first, second)
     return Disagreement(
         first=a[0],
         second=b[0],
         both=len(both),
         mean_difference=float(np.abs(first - second).mean()),
-        reversed_pairs=int(np.count_nonzero(order < 0)) / ordered if ordered else None,
+        reversed_pairs=reversed_ / ordered if ordered else None,
     )
+
+
+def _orders(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> tuple[int, int]:
+    """How many ordered pairs both order, and how many of them the opposite way; a part of the pairs at a time."""
+    ordered = opposite = 0
+    for start in range(0, len(first), _ROWS):
+        rows = slice(start, start + _ROWS)
+        order = np.sign(first[rows, None] - first) * np.sign(second[rows, None] - second)
+        ordered += int(np.count_nonzero(order))
+        opposite += int(np.count_nonzero(order < 0))
+    return ordered, opposite
 
 
 def _warnings(facts: Mapping[str, float | None], pairs: Iterable[Disagreement]) -> list[str]:

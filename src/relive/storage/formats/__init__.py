@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from relive.storage.formats import jsontext, openai_chat, otel, relive, sharegpt, tau_bench
+from relive.storage.formats import jsontext, openai_chat, otel, relive, sharegpt, tau_bench, tensorzero
 from relive.storage.formats.found import Found, Ignored, Item, Problem, each
 from relive.storage.formats.jsontext import BadRecordError, Json
 from relive.storage.formats.source import Source, SourceError
@@ -39,7 +39,7 @@ class Format(NamedTuple):
 
 FORMATS: dict[str, Format] = {
     module.NAME: Format(module.NAME, module.EXAMPLE, module.matches, module.read)
-    for module in (relive, openai_chat, sharegpt, tau_bench, otel)
+    for module in (relive, openai_chat, sharegpt, tau_bench, otel, tensorzero)
 }
 """All formats by name, in the order in which they are tried."""
 
