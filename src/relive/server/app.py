@@ -1,14 +1,19 @@
 """The whole server as one ASGI application: calls to models go straight to the gateway, the rest to the admin API."""
 
+import asyncio
 import logging
 from urllib.parse import urlsplit
 
+from relive.errors import ReliveError
 from relive.gateway.client import Client
 from relive.gateway.proxy import Receive, Scope, Send
 from relive.gateway.recovery import recover
 from relive.gateway.refusals import RefusalError
 from relive.server.api import AdminAPI
 from relive.server.build import Parts, is_loopback
+
+BOUNDS_EVERY = 5.0
+"""Seconds after which calls recorded meanwhile count for the store's limits."""
 
 _log = logging.getLogger("relive.server")
 
@@ -47,9 +52,22 @@ class App:
         if found:
             _log.warning("An earlier gateway was cut off; what it left is recorded.", extra={"found": found})
         await send({"type": "lifespan.startup.complete"})
+        bounding = asyncio.create_task(self._keep_bounds())
         await receive()
+        bounding.cancel()
+        await asyncio.gather(bounding, return_exceptions=True)
         await gateway.close()
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _keep_bounds(self) -> None:
+        """Has what is too much or too old leave the store, even while nobody draws from it."""
+        memory = self._parts.memory
+        while memory.storage.owns_index:
+            await asyncio.sleep(BOUNDS_EVERY)
+            try:
+                await asyncio.to_thread(memory.follow)
+            except ReliveError as error:
+                _log.warning("The store's bounds could not be kept: %s", error)
 
 
 def _from_here(scope: Scope) -> bool:
