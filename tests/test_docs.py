@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,11 +81,39 @@ def run_command(command: str, folder: Path, environment: dict[str, str]) -> None
     assert result.returncode == 0, f"{command}:\n{result.stdout}{result.stderr}"
 
 
+@contextmanager
+def server(command: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A command that the page starts beside the others (it ends with ``&``); it must end well when it is told to."""
+    with (
+        (folder / "server.log").open("w") as log,
+        subprocess.Popen(
+            ["bash", "-c", f"exec {command.removesuffix('&')}"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            printed = ""
+            while "Ctrl-C" not in printed:  # what a server says once it answers
+                line = process.stdout.readline()
+                assert line, f"{command}:\n{printed}{(folder / 'server.log').read_text()}"
+                printed += line
+            yield
+            process.terminate()
+            assert process.wait(timeout=60) == 0, (folder / "server.log").read_text()
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_a_page_can_be_followed_from_top_to_bottom(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "120"}
-    with python_session(tmp_path, environment) as session:
+    with ExitStack() as servers, python_session(tmp_path, environment) as session:
         for number, (language, body) in enumerate(blocks(page)):
             if MODEL_ADDRESS in body:
                 body = body.replace(MODEL_ADDRESS, request.getfixturevalue("local_server").base_url)
@@ -95,16 +123,10 @@ def test_a_page_can_be_followed_from_top_to_bottom(page: Path, tmp_path: Path, r
                 run_snippet(session, file)
                 continue
             for command in commands(body):
-                if not command.startswith(RUN_BY_OTHER_TESTS):
-                    result = subprocess.run(
-                        ["bash", "-c", command],
-                        cwd=tmp_path,
-                        env=environment,
-                        capture_output=True,
-                        text=True,
-                        timeout=240,
-                    )
-                    assert result.returncode == 0, f"{command}:\n{result.stdout}{result.stderr}"
+                if command.endswith(" &"):
+                    servers.enter_context(server(command, tmp_path, environment))
+                elif not command.startswith(RUN_BY_OTHER_TESTS):
+                    run_command(command, tmp_path, environment)
 
 
 def test_every_make_target_that_is_mentioned_exists() -> None:
