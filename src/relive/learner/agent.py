@@ -16,6 +16,7 @@ from relive.experience import Feedback, Transition, Usage, new_episode_id
 from relive.learner.choice import choice_format, choice_text, read_choice
 from relive.llm import Completion, Upstream, UpstreamError
 from relive.memory import Memory
+from relive.playbook.injection import Injection, Plan
 from relive.playbook.recall import Message, Prompt, Recall, Recalled, action_text
 
 T = TypeVar("T")
@@ -127,6 +128,7 @@ class Agent:
         model: The model: an `Upstream`, or a model's name together with `base_url`.
         memory: Where calls are recorded and recalled from; ``None``: nowhere.
         recall: How past successes are found; ``True``: a `Recall` over `memory` for this agent's own; ``False``: none.
+        lessons: What of a playbook is put before the question, and what that is worth is measured; ``None``: nothing.
         name: Who acts, as recorded. Default ``"default"``.
         base_url: The endpoint's address, where `model` is a name.
         api_key: The endpoint's key; ``None``: it needs none.
@@ -147,6 +149,7 @@ class Agent:
         *,
         memory: Memory | None = None,
         recall: Recall | bool = True,
+        lessons: Injection | None = None,
         name: str = "default",
         base_url: str | None = None,
         api_key: str | None = None,
@@ -160,10 +163,11 @@ class Agent:
         elif base_url is not None or api_key is not None:
             raise ValueError("base_url and api_key belong to a model's name; the model given has its own.")
         if recall is True and memory is not None:
-            recall = Recall(memory, agent=name)
+            recall = Recall(memory, agent=name, distrusted=None if lessons is None else lessons.book.distrusted)
         self.model = model
         self.memory = memory
         self.recall = recall if isinstance(recall, Recall) else None
+        self.lessons = lessons
         self.name = name
         self.params = params
         self.failures = 0
@@ -263,16 +267,21 @@ class Agent:
         if recall is not None:
             show = action_text if actions is None else self._show_choice
             prompt = self.failing_open(lambda: recall.prompt(messages, show=show), prompt)
+        episode_id, lessons, plan = episode_id or new_episode_id(), self.lessons, Plan()
+        if lessons is not None:
+            episode = episode_id
+            plan = self.failing_open(lambda: lessons.plan(messages, agent=self.name, episode=episode), plan)
+            prompt = replace(prompt, messages=plan.messages(prompt.messages))
         transition = Transition(
             state={"messages": messages},
             action=None,
             agent=self.name,
-            episode_id=episode_id or new_episode_id(),
+            episode_id=episode_id,
             step=step,
             tags=tuple(tags),
             policy=self.model.model,
         )
-        return _Call(prompt, request, choices, transition)
+        return _Call(prompt, request, choices, transition, plan)
 
     def _finish(self, call: "_Call", completion: Completion, record: bool) -> Answer:
         action: Any = completion.message
@@ -316,6 +325,7 @@ class _Call(msgspec.Struct, frozen=True):
     request: dict[str, Any]
     choices: list[Any] | None
     transition: Transition
+    plan: Plan
 
     def failed(self, error: UpstreamError) -> Transition:
         """The record of the call when it failed: no action, no reward, the error."""
@@ -323,5 +333,5 @@ class _Call(msgspec.Struct, frozen=True):
 
     @property
     def recalled(self) -> dict[str, Any]:
-        """What the record says about the demonstrations: id and score of each."""
-        return {"recalled": [[one.id, one.score] for one in self.prompt.demonstrations]}
+        """What the record says about the prompt: id and score of each demonstration, and what came of the playbook."""
+        return {"recalled": [[one.id, one.score] for one in self.prompt.demonstrations], **self.plan.facts}

@@ -10,6 +10,7 @@ is that of the newest of its experiences whose outcome is known: 1 for success, 
 as neither, and is waited for.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ LESSON, EXPERIENCE = 0, 1
 """Kinds of things that a prompt is given."""
 
 _FOLLOWED = "playbook_followed"
+_MARKS = re.compile(b'"injected":|"recalled":\\[\\[')  # in the JSON of a record that is of interest here
 _PART = 2_000  # experiences looked at in one transaction
 _REVIEWER = Author("uplift", person=False)
 
@@ -107,7 +109,12 @@ def follow(transaction: Transaction, rules: Rules) -> Followed:
     dirty: set[int] = set()
     exposures = settled = 0
     for stored in transaction.read(part):
-        if stored is None or (injected := injected_of(stored)) is None:
+        if stored is None or _MARKS.search(stored.json()) is None:
+            continue
+        info = stored.transition.info
+        _give(connection, stored.id, _recalled(info))
+        injected = injected_of(info)
+        if injected is None:
             continue
         exposures += _expose(connection, stored, injected, dirty)
         settled += _settle(connection, stored, injected, number, dirty)
@@ -116,11 +123,8 @@ def follow(transaction: Transaction, rules: Rules) -> Followed:
     return Followed(len(part), exposures, settled, len(dirty), proved, retired, complete)
 
 
-def injected_of(stored: Stored) -> Injected | None:
-    """What a record says about its prompt; ``None``: nothing that can be read."""
-    if f'"{FACT}"'.encode() not in stored.json():
-        return None
-    info = stored.transition.info
+def injected_of(info: Any) -> Injected | None:
+    """What a record's ``info`` says about its prompt; ``None``: nothing that can be read."""
     value = info.get(FACT) if isinstance(info, dict) else None
     try:
         return msgspec.convert(value, Injected)
@@ -225,14 +229,29 @@ def _expose(connection: apsw.Connection, stored: Stored, injected: Injected, dir
         ],
     )
     added = connection.total_changes() - before
-    given: Iterable[tuple[int, int, int, float | None]] = (
-        *((stored.id, LESSON, s.lesson, s.distance) for s in injected.lessons if s.shown),
-        *((stored.id, EXPERIENCE, number, distance) for number, distance in injected.experiences),
-    )
-    connection.executemany("INSERT OR IGNORE INTO given(experience_id, kind, ref, distance) VALUES (?, ?, ?, ?)", given)
+    _give(connection, stored.id, [(LESSON, one.lesson, one.distance) for one in injected.lessons if one.shown])
+    _give(connection, stored.id, [(EXPERIENCE, number, distance) for number, distance in injected.experiences])
     if added:
         dirty.update(s.lesson for s in injected.lessons)
     return added
+
+
+def _give(connection: apsw.Connection, number: int, given: Iterable[tuple[int, int, float | None]]) -> None:
+    """Notes what the prompt of an experience held."""
+    connection.executemany(
+        "INSERT OR IGNORE INTO given(experience_id, kind, ref, distance) VALUES (?, ?, ?, ?)",
+        [(number, *one) for one in given],
+    )
+
+
+def _recalled(info: Any) -> list[tuple[int, int, float | None]]:
+    """The past successes that an agent's prompt held as example turns."""
+    value = info.get("recalled") if isinstance(info, dict) else None
+    return [
+        (EXPERIENCE, one[0], None)
+        for one in (value if isinstance(value, list) else [])
+        if isinstance(one, list) and one and isinstance(one[0], int)
+    ]
 
 
 def _settle(connection: apsw.Connection, stored: Stored, injected: Injected, number: int, dirty: set[int]) -> int:

@@ -81,6 +81,8 @@ class Recall:
         token_budget: At most so many tokens of demonstrations, by `count_tokens`. Default 1,000.
         agent: Only experiences of this agent; ``None``: of all.
         count_tokens: Tokens of a text; by default an estimate, see `estimate_tokens`.
+        distrusted: Of some experiences, those that must not be shown nor counted, such as `Playbook.distrusted`;
+            ``None``: all may be.
 
     Raises:
         ValueError: a number is negative.
@@ -95,6 +97,7 @@ class Recall:
         token_budget: int = 1_000,
         agent: str | None = None,
         count_tokens: Callable[[str], int] | None = None,
+        distrusted: Callable[[Sequence[int]], set[int]] | None = None,
     ) -> None:
         for name, value in {
             "demonstrations": demonstrations,
@@ -109,6 +112,7 @@ class Recall:
         self.token_budget = token_budget
         self.agent = agent
         self._count_tokens = count_tokens or estimate_tokens
+        self._distrusted = distrusted
 
     def nearest(self, text: str) -> list[Recalled]:
         """The past experiences with a known outcome that are most alike, the best first; ties go to the later one.
@@ -121,6 +125,9 @@ class Recall:
         found: list[tuple[int, float]] = []
         for outcome in _KNOWN:
             found += self.memory.search(text, outcome=outcome, agent=self.agent, limit=self.neighbours)
+        if self._distrusted is not None and found:
+            bad = self._distrusted([number for number, _ in found])
+            found = [one for one in found if one[0] not in bad]
         found.sort(key=lambda one: (one[1], one[0]), reverse=True)
         return _load(self.memory, found[: self.neighbours])
 

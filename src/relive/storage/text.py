@@ -26,6 +26,9 @@ from relive.storage import _text
 FTS5_TOKENIZER = "ascii"
 """The ``tokenize=`` option of the FTS5 table that holds what `index_text` gives."""
 
+NOTES_BEGIN, NOTES_END = "<relive-notes>", "</relive-notes>"
+"""The border of what was put into a prompt from memory. It is never indexed, recalled or learnt from."""
+
 MAX_CHARACTERS = 2_000
 """Only so much of a state is indexed: search over whole payloads costs fifteen times as much."""
 
@@ -91,10 +94,18 @@ def state_text(state: Any) -> str:
     if isinstance(messages, list) and messages and all(isinstance(m, dict) and "role" in m for m in messages):
         return _conversation(messages)
     if isinstance(state, str):
-        return state[:MAX_CHARACTERS]
+        return without_notes(state)[:MAX_CHARACTERS]
     words: list[str] = []
     _collect(state, words, MAX_CHARACTERS)
     return " ".join(words)[:MAX_CHARACTERS]
+
+
+def without_notes(text: str) -> str:
+    """A text without what was put into it from memory."""
+    if NOTES_BEGIN not in text:
+        return text
+    kept, *rest = text.split(NOTES_BEGIN)
+    return kept + "".join(piece.partition(NOTES_END)[2].lstrip("\n") for piece in rest)
 
 
 def tokens(text: str) -> list[str]:
@@ -200,9 +211,10 @@ def _conversation(messages: list[dict[str, Any]]) -> str:
 def _content(content: Any) -> str:
     """A message's text: a plain string, or the text parts of a list."""
     if isinstance(content, str):
-        return content
+        return without_notes(content)
     if isinstance(content, list):
-        return "\n".join(p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str))
+        texts = [p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str)]
+        return "\n".join(kept for text in texts if (kept := without_notes(text)))
     return ""
 
 
