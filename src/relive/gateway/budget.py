@@ -24,6 +24,7 @@ import apsw
 import msgspec
 
 from relive.errors import ReliveError
+from relive.gateway.fresh import fresh_id
 from relive.gateway.ledger import Ledger, LedgerError
 
 Span = Literal["day", "month"]
@@ -42,6 +43,7 @@ PATIENCE = 5.0
 
 _SHARE = 8  # a lease grows by at most one part in so many of what is left
 _CALLS = 64  # and by what so many calls need
+_MOST_KNOWN = 1_000  # sets of scopes
 
 _Key = tuple[str, str]
 
@@ -135,6 +137,8 @@ class Budgets:
         self._memory = threading.Lock()  # held for moments, while numbers change
         self._transactions = threading.Lock()  # held while the ledger is written
         self._leave_alone_until = float("-inf")
+        self._minute = -1
+        self._known: dict[tuple[str, ...], list[_Limit]] = {}  # limits by scopes, in this minute
 
     def __bool__(self) -> bool:
         return bool(self._budgets)
@@ -148,7 +152,7 @@ class Budgets:
         """Like `reserve`, but never waits; ``None``: only the ledger can tell whether the call fits."""
         cost, now = amount or 0, self._now()
         with self._memory:
-            limits = self._limits(scopes, now)
+            limits = self._limits(tuple(scopes), now)
             pots = [self._pot(key, limit) for key, limit, _ in limits]
             if all(pot.takes(cost) for pot in pots):
                 return self._admitted(limits, cost, now)
@@ -167,7 +171,7 @@ class Budgets:
         Raises:
             BudgetExceededError: it does not fit into a budget.
         """
-        scopes, cost, now = list(scopes), amount or 0, self._now()
+        scopes, cost, now = tuple(scopes), amount or 0, self._now()
         while True:
             with self._transactions:
                 call = self.admit(scopes, amount)
@@ -237,14 +241,20 @@ class Budgets:
 
     # -- numbers, with the memory's lock held ---------------------------------------------------------------------
 
-    def _limits(self, scopes: Iterable[str], now: datetime) -> "list[_Limit]":
-        under = {EVERYTHING, *scopes}
-        return [
-            _Limit((budget.scope, self._period(span, now)), limit, span)
-            for budget in self._budgets
-            if budget.scope in under
-            for span, limit in budget.limits().items()
-        ]
+    def _limits(self, scopes: tuple[str, ...], now: datetime) -> "list[_Limit]":
+        """What a call falls under; days and months begin on whole minutes everywhere."""
+        minute = int(now.timestamp()) // 60
+        if minute != self._minute or len(self._known) >= _MOST_KNOWN:
+            self._minute, self._known = minute, {}
+        limits = self._known.get(scopes)
+        if limits is None:
+            limits = self._known[scopes] = [
+                _Limit((budget.scope, self._period(span, now)), limit, span)
+                for budget in self._budgets
+                if budget.scope == EVERYTHING or budget.scope in scopes
+                for span, limit in budget.limits().items()
+            ]
+        return limits
 
     def _pot(self, key: _Key, limit: int) -> _Pot:
         pot = self._pots.get(key)
@@ -253,7 +263,7 @@ class Budgets:
         return pot
 
     def _admitted(self, limits: "list[_Limit]", cost: int, now: datetime) -> str:
-        call = uuid.uuid4().hex
+        call = fresh_id().hex()
         for key, limit, _ in limits:
             pot = self._pot(key, limit)
             pot.held += cost

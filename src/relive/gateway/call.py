@@ -61,6 +61,7 @@ class Call:
         self._entry: Entry | None = None
         self._left_early = False
         self._over = False
+        self._limit: asyncio.Timeout | None = None
         self._ended: Status | None = None
         self._cache_key = b""
 
@@ -104,11 +105,8 @@ class Call:
             self._entry = self._gateway.journal.begin(self._uid, self._intent(identity, plan.model))
         watching = asyncio.create_task(self._watch())
         try:
-            async with asyncio.timeout(None) as self._while_there:
-                await self._follow(plan)
+            await self._follow(plan)
             self._keep_answer()
-        except TimeoutError:
-            await self._record("client_disconnected")
         except Exception as error:
             if not self._over:
                 self._capture.fail(f"The gateway itself failed: {type(error).__name__}.", "gateway")
@@ -248,22 +246,28 @@ class Call:
         if self._over or self._capture.whole:
             return
         self._left_early = True
-        if not self._gateway.limits.drain:
-            self._while_there.reschedule(asyncio.get_running_loop().time())
+        if not self._gateway.limits.drain and self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def _follow(self, plan: Plan) -> None:
         """Tries until there is an answer or the plan is at its end."""
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + plan.model.timeout
+        following: Next | None = None
         while True:
-            self._began = self._gateway.clock()
-            following: Next | None
             try:
-                async with asyncio.timeout_at(self._deadline):
+                async with asyncio.timeout_at(self._deadline) as self._limit:
+                    if following is not None:
+                        await asyncio.sleep(following.wait)
+                    self._began = self._gateway.clock()
                     following = await self._attempt(plan.model, plan)
                 if following is None:
                     return
             except (UpstreamError, TimeoutError) as error:
+                self._limit = None
+                if self._left_early and not self._gateway.limits.drain:
+                    await self._record("client_disconnected")
+                    return
                 failure = error if isinstance(error, UpstreamError) else timed_out(plan.model)
                 if self._client.begun:
                     self._capture.fail(failure)
@@ -274,8 +278,7 @@ class Call:
                     await self._give_up(failure)
                     return
             if following.switched:
-                self._deadline = loop.time() + following.model.timeout
-            await asyncio.sleep(following.wait)
+                self._deadline = loop.time() + following.wait + following.model.timeout
 
     def _after(self, plan: Plan, failure: UpstreamError) -> Next | None:
         """What follows a failure, which is noted."""
@@ -449,6 +452,8 @@ class Call:
         It fails open: whatever goes wrong here, the client gets its answer.
         """
         self._over = True
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(None)  # the answer is there: no time limit may end what is left to do
         self._settle_pace()
         if not self._recorded:
             return None

@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -70,8 +69,27 @@ class RecorderStats(msgspec.Struct):
     refused: int = 0
 
 
-_Gathered = tuple[bytes, Transition, "asyncio.Future[int | None]"]
-"""A record on its way to the store: its uid, itself, and what ends when the store has taken it."""
+class _Record:
+    """A record on its way to the store, and what its answer waits for."""
+
+    __slots__ = ("kept", "safe", "transition", "uid")
+
+    def __init__(self, uid: bytes, transition: Transition, safe: Safe, kept: "asyncio.Future[Kept]") -> None:
+        self.uid = uid
+        self.transition = transition
+        self.safe = safe
+        self.kept = kept
+
+    def tell(self, kept: Kept) -> None:
+        """Lets the answer go."""
+        if not self.kept.done():
+            self.kept.set_result(kept)
+
+
+def _overdue(records: list[_Record]) -> None:
+    """Lets the answers go whose records are not acknowledged; one timer for all records of one moment."""
+    for record in records:
+        record.tell("pending")
 
 
 class _Held(NamedTuple):
@@ -114,12 +132,12 @@ class Recorder:
         self._redact = redact
         self._wait = wait
         self._sleep = sleep
-        self._outstanding: dict[asyncio.Future[Any], float] = {}  # in the order they were given to the store
+        self._outstanding: dict[_Record, float] = {}  # in the order they were given to the store
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
         self._failing = False
         self._draining: asyncio.Task[None] | None = None
-        self._gathered: list[_Gathered] = []
+        self._gathered: list[_Record] = []
 
     @property
     def waiting(self) -> int:
@@ -157,17 +175,16 @@ class Recorder:
             self.stats.pending += 1
             return "pending"
         loop = asyncio.get_running_loop()
-        storing: asyncio.Future[int | None] = loop.create_future()
-        self._outstanding[storing] = loop.time()
-        storing.add_done_callback(partial(self._finished, uid=uid, transition=transition, safe=safe))
+        record = _Record(uid, transition, safe, loop.create_future())
+        self._outstanding[record] = loop.time()
         if not self._gathered:
             loop.call_later(GATHER, self._hand_over)
-        self._gathered.append((uid, transition, storing))
-        await asyncio.wait((storing,), timeout=self._wait)
-        if storing.done() and storing.exception() is None:
-            return "stored"
-        self.stats.pending += 1
-        return "pending"
+            loop.call_later(self._wait, _overdue, self._gathered)
+        self._gathered.append(record)
+        kept = await record.kept
+        if kept == "pending":
+            self.stats.pending += 1
+        return kept
 
     async def attempts(self, transitions: list[Transition], parent: int) -> None:
         """Records failed attempts under the record of their call; they are never drawn."""
@@ -230,8 +247,9 @@ class Recorder:
 
     async def close(self, patience: float = 10.0) -> None:
         """Waits for what was given to the store; what the store does not take is in the spool, for the next start."""
-        if self._outstanding:
-            await asyncio.wait(tuple(self._outstanding), timeout=patience)
+        end = asyncio.get_running_loop().time() + patience
+        while self._outstanding and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110 - once, at the end
+            await asyncio.sleep(GATHER)
         if self._draining is not None:
             self._draining.cancel()
             await asyncio.gather(self._draining, return_exceptions=True)
@@ -255,9 +273,9 @@ class Recorder:
         gathered, self._gathered = self._gathered, []
         self._give(gathered)
 
-    def _give(self, gathered: list[_Gathered]) -> None:
+    def _give(self, gathered: list[_Record]) -> None:
         loop = asyncio.get_running_loop()
-        rows, uids = [item[1] for item in gathered], [item[0] for item in gathered]
+        rows, uids = [record.transition for record in gathered], [record.uid for record in gathered]
 
         def taken(write: "Future[list[int | None]]") -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed; nobody waits
@@ -270,44 +288,38 @@ class Recorder:
             return
         write.add_done_callback(taken)
 
-    def _acknowledge(self, gathered: list[_Gathered], write: "Future[list[int | None]]") -> None:
+    def _acknowledge(self, gathered: list[_Record], write: "Future[list[int | None]]") -> None:
         error = write.exception()
         if error is not None:
             self._refuse(gathered, error)
             return
-        for (_, _, storing), number in zip(gathered, write.result(), strict=True):
-            if not storing.done():
-                storing.set_result(number)
+        for record, number in zip(gathered, write.result(), strict=True):
+            del self._outstanding[record]
+            self.stats.stored += 1
+            record.tell("stored")
+            record.safe(number)
+            self._follow(record.transition, number)
 
-    def _refuse(self, gathered: list[_Gathered], error: BaseException) -> None:
+    def _refuse(self, gathered: list[_Record], error: BaseException) -> None:
         """The store did not take records: one by one if one of them may be the reason, else all of them later."""
-        if len(gathered) > 1 and not _transient(error):
-            for item in gathered:
-                self._give([item])
+        transient = _transient(error)
+        if len(gathered) > 1 and not transient:
+            for record in gathered:
+                self._give([record])
             return
-        for _, _, storing in gathered:
-            if not storing.done():
-                storing.set_exception(error)
+        for record in gathered:
+            del self._outstanding[record]
+            record.tell("pending")
+            if transient:
+                self._failing = True
+                self._put_aside(record.uid, record.transition, record.safe)
+            else:
+                self._refused(error)
+                record.safe(None)
 
     def _append(self, transaction: Transaction, rows: list[Transition], uids: list[bytes]) -> list[int | None]:
         """Runs in the writer's thread, so that encoding holds up no other call."""
         return transaction.append(self._storage.encode(rows, uids=uids))
-
-    def _finished(self, storing: "asyncio.Future[Any]", *, uid: bytes, transition: Transition, safe: Safe) -> None:
-        """The store took a record, or did not."""
-        del self._outstanding[storing]
-        error = None if storing.cancelled() else storing.exception()
-        if error is None and not storing.cancelled():
-            self.stats.stored += 1
-            number = storing.result()
-            safe(number)
-            self._follow(transition, number)
-        elif _transient(error):
-            self._failing = True
-            self._put_aside(uid, transition, safe)
-        else:
-            self._refused(error)
-            safe(None)
 
     def _put_aside(self, uid: bytes, item: Item, safe: Safe) -> None:
         """Keeps something until the store takes it: on the disk, else in memory, else not at all."""

@@ -7,6 +7,9 @@ unknown price: neither is ever taken for zero.
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
+from fractions import Fraction
+from functools import lru_cache
+from math import lcm
 from typing import Any
 
 import msgspec
@@ -49,24 +52,33 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
             cache_write=None if cache_write is None else _amount("cache_write", cache_write),
         )
 
-    def cost(self, usage: Usage) -> Decimal | None:
-        """The price of a call in USD; ``None`` where the counts are absent or contradict each other."""
+    def nano(self, usage: Usage) -> int | None:
+        """The price of a call in nano-USD, rounded half to even; ``None``: counts are absent or contradict each other.
+
+        Whole numbers all the way: each price is so many units of which a nano-USD for a million tokens has `scale`.
+        """
         if usage.input_tokens is None or usage.output_tokens is None:
             return None
         cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
         plain = usage.input_tokens - cached - written
         if plain < 0:
             return None
-        parts = (
-            (plain, self.input),
-            (cached, self.input if self.cached is None else self.cached),
-            (written, self.input if self.cache_write is None else self.cache_write),
-            (usage.output_tokens, self.output),
-        )
-        total = Decimal(0)
-        for tokens, price in parts:
-            total = _EXACT.add(total, _EXACT.multiply(Decimal(tokens), price))
-        return _EXACT.divide(total, Decimal(_TOKENS_PER_PRICE))
+        scale, for_plain, for_cached, for_written, for_output = _units(self)
+        total = plain * for_plain + cached * for_cached + written * for_written + usage.output_tokens * for_output
+        whole, rest = divmod(total, scale)
+        return whole + (2 * rest > scale or (2 * rest == scale and whole % 2 == 1))
+
+
+@lru_cache(1024)
+def _units(price: Price) -> tuple[int, int, int, int, int]:
+    """Units of a nano-USD, then the prices of a plain, cached, written and answered token in these units."""
+    cached = price.input if price.cached is None else price.cached
+    written = price.input if price.cache_write is None else price.cache_write
+    given = (price.input, cached, written, price.output)
+    prices = [Fraction(each) * NANO_PER_USD / _TOKENS_PER_PRICE for each in given]
+    scale = lcm(*(each.denominator for each in prices))
+    units = [int(each * scale) for each in prices]
+    return scale, units[0], units[1], units[2], units[3]
 
 
 class PriceTable:
@@ -110,11 +122,10 @@ class PriceTable:
         names = [model for model in models if model]
         own = next((price for name in names if (price := self._own_price(name)) is not None), None)
         if own is not None:
-            usd = own.cost(usage)
-        else:
-            candidates = names if self._known and base_url is not None and not is_this_machine(base_url) else []
-            known = (_known_cost(usage, name, base_url, service_tier, at) for name in candidates)
-            usd = next((amount for amount in known if amount is not None), None)
+            return own.nano(usage)
+        candidates = names if self._known and base_url is not None and not is_this_machine(base_url) else []
+        known = (_known_cost(usage, name, base_url, service_tier, at) for name in candidates)
+        usd = next((amount for amount in known if amount is not None), None)
         return None if usd is None else int(_EXACT.to_integral_value(_EXACT.multiply(usd, Decimal(NANO_PER_USD))))
 
     def _own_price(self, model: str) -> Price | None:
