@@ -49,15 +49,20 @@ class Checkpointer:
             self._thread.join()
 
     def _committed(self, connection: apsw.Connection, _name: str, pages: int) -> int:
-        if pages >= INLINE_PAGES:
-            with suppress(apsw.Error):  # the commit has happened: it must not look as if it failed
+        with suppress(Exception):  # the commit has happened: it must not look as if it failed
+            if pages >= INLINE_PAGES:
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        elif pages >= CHECKPOINT_PAGES and not self._wanted.is_set() and not self._closed:
-            self._wanted.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="relive-checkpoint", daemon=True)
-                self._thread.start()
+            elif pages >= CHECKPOINT_PAGES and not self._closed:
+                self._start()
+                self._wanted.set()
         return apsw.SQLITE_OK
+
+    def _start(self) -> None:
+        """Starts the thread unless it runs; if the system has no room for one, the next commit tries again."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="relive-checkpoint", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -72,7 +77,7 @@ class Checkpointer:
                         self._move(connection)
                     finally:
                         connection.set_busy_handler(Patience(self._patience))
-            except (apsw.BusyError, apsw.FullError, apsw.IOError):
+            except apsw.Error:
                 time.sleep(_PAUSE)  # another process is at it, somebody reads what is old, or the disk is full: later
             except StorageError:
                 return  # the store was closed meanwhile

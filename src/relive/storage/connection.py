@@ -198,9 +198,14 @@ def immediate(connection: apsw.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # a full disk has rolled back already
-            connection.execute("ROLLBACK")
+        roll_back(connection)
         raise
+
+
+def roll_back(connection: apsw.Connection) -> None:
+    """Undoes the transaction that failed, unless SQLite has done so already, as when the disk is full."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def file_system(folder: Path) -> str:

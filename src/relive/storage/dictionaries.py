@@ -7,7 +7,7 @@ before it is read as before. Processes that write to the same file share it: who
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import apsw
@@ -104,10 +104,12 @@ class Trainer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins, unless it has begun before."""
+        """Begins, unless it has begun before; where the system has no room for a thread, a later call does."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="relive-dictionary", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="relive-dictionary", daemon=True)
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
 
     def wait(self) -> None:
         """Returns once the training under way, if there is one, has ended."""
@@ -121,5 +123,5 @@ class Trainer:
             body = train(payloads)
             if body is not None:
                 self._keep(body, forgotten_before)
-        except StorageError:
+        except (StorageError, apsw.Error):
             return  # the store was closed meanwhile, or cannot be read: then its users hear of it themselves

@@ -17,7 +17,7 @@ from relive.errors import InvalidExperienceError
 from relive.experience import Feedback
 from relive.storage import identity
 from relive.storage.formats import Found, Problem, Source, read
-from relive.storage.record import COLUMNS, Row
+from relive.storage.record import COLUMNS, Row, size
 from relive.storage.sqlite import SqliteStorage
 from relive.storage.transaction import Transaction
 
@@ -118,7 +118,11 @@ def import_file(
 
         try:
             for batch in _batches(taken()):
-                pending.append(storage.write(_writing(batch, storage.encode_feedback), rows=len(batch)))
+                pending.append(
+                    storage.write(
+                        _writing(batch, storage.encode_feedback), len(batch), sum(size(one.row) for one in batch)
+                    )
+                )
                 settle(_IN_FLIGHT - 1)
                 if progress is not None:
                     progress(source.position, source.size)
@@ -156,13 +160,13 @@ def _labelled(found: Found, agent: str | None, policy: str | None, tags: Sequenc
 
 def _batches(taken: Iterator[_Taken]) -> Iterator[list[_Taken]]:
     batch: list[_Taken] = []
-    size = 0
+    waiting = 0  # bytes
     for one in taken:
         batch.append(one)
-        size += len(one.row.payload)
-        if len(batch) == _BATCH_ROWS or size >= _BATCH_BYTES:
+        waiting += size(one.row)
+        if len(batch) == _BATCH_ROWS or waiting >= _BATCH_BYTES:
             yield batch
-            batch, size = [], 0
+            batch, waiting = [], 0
     if batch:
         yield batch
 

@@ -18,6 +18,7 @@ from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import NO_IDS, Changes, Ids
 from relive.buffer.workers import leave_forks
 from relive.experience import Transition
+from relive.storage import record
 from relive.storage.buffer_state import BufferState, from_bytes, restore_index
 from relive.storage.record import Row
 from relive.storage.rows import DurableRows, Experiences
@@ -97,7 +98,7 @@ class OwnedBuffer(ReplayBuffer):
             self._durable.save(self._state(whole=whole_state).to_bytes())
             return result
 
-        return self.storage.write(act, len(encoded) or 1)
+        return self.storage.write(act, len(encoded) or 1, sum(map(record.size, encoded.values())))
 
     def _enforce_limits(self, transaction: Transaction) -> None:
         """Removes what is too much or too old; what alone is larger than all may be leaves at once."""

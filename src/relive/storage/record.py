@@ -60,6 +60,11 @@ class Row(NamedTuple):
     uid: bytes | None = None
 
 
+def size(row: Row) -> int:
+    """Bytes of a row's payload and tokens, not yet compressed."""
+    return len(row.payload) + (0 if row.trace is None else len(row.trace.body))
+
+
 def microseconds(time: datetime) -> int:
     """Microseconds since 1970 UTC.
 

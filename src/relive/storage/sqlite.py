@@ -22,7 +22,16 @@ from relive.storage import dictionaries, record, sampling, schema
 from relive.storage import feedback as feedback_rule
 from relive.storage.checkpoint import Checkpointer
 from relive.storage.codec import Compressor, clean_text, encode_json
-from relive.storage.connection import BUSY_TIMEOUT, Durability, check_path, connect, errors_of, immediate, prepare
+from relive.storage.connection import (
+    BUSY_TIMEOUT,
+    Durability,
+    check_path,
+    connect,
+    errors_of,
+    immediate,
+    prepare,
+    roll_back,
+)
 from relive.storage.dictionaries import Trainer
 from relive.storage.errors import ReadOnlyStoreError
 from relive.storage.owner import Claim
@@ -156,7 +165,7 @@ class SqliteStorage(StoreReads, Forkable):
                 transaction.evict(removed)
             return transaction.append(rows)
 
-        return self._writer.submit(act, len(rows) or 1)
+        return self._writer.submit(act, len(rows) or 1, sum(map(record.size, rows)))
 
     def encode(
         self,
@@ -188,13 +197,14 @@ class SqliteStorage(StoreReads, Forkable):
             )
         return rows
 
-    def write(self, act: Callable[[Transaction], Any], rows: int = 1) -> "Future[Any]":
+    def write(self, act: Callable[[Transaction], Any], rows: int = 1, size: int = 0) -> "Future[Any]":
         """Runs `act` in the writer's thread inside a write transaction; the future has what it returns, once kept.
 
-        While it runs nobody else writes to the store. If it raises, nothing of it is kept.
+        While it runs nobody else writes to the store. If it raises, nothing of it is kept. It counts for so many `rows`
+        and, in `size`, bytes: where too much is queued, the caller waits.
         """
         self._check_writable()
-        return self._writer.submit(act, rows)
+        return self._writer.submit(act, rows, size)
 
     def alone(self, act: Callable[[apsw.Connection], Any]) -> "Future[Any]":
         """Runs `act` in the writer's thread outside any transaction, with no write of this process beside it."""
@@ -418,11 +428,15 @@ class SqliteStorage(StoreReads, Forkable):
     def _begin(self) -> Transaction:
         connection = self._pool.writing()
         connection.execute("BEGIN IMMEDIATE")
-        transaction = Transaction(connection, self._reader, self._compress, self._origin)
-        if transaction.dictionary != self._dictionary:
-            found = dictionaries.newest(connection)
-            self._dictionary = None if found is None else found[0]
-            self._compress = transaction.compress = Compressor(found)
+        try:
+            transaction = Transaction(connection, self._reader, self._compress, self._origin)
+            if transaction.dictionary != self._dictionary:
+                found = dictionaries.newest(connection)
+                self._compress = transaction.compress = Compressor(found)
+                self._dictionary = None if found is None else found[0]
+        except BaseException:  # nobody else ends what nobody was given
+            roll_back(connection)
+            raise
         if self._dictionary is None and transaction.rows >= dictionaries.TRAIN_AT:
             self._trainer.start()
         return transaction

@@ -1,10 +1,13 @@
 """The one thread of a process that writes to a store.
 
 It commits at once when idle, and takes into one transaction whatever was queued while it was busy (at most `MOST_ROWS`
-rows; it never waits for company). If a transaction fails, each of its writes is tried again alone, so that one bad
-write fails by itself. What is queued is bounded: beyond `MOST_PENDING` rows a caller waits for room.
+rows; it never waits for company). If one of its writes fails, each is tried again alone, so that a bad write fails by
+itself; if the file cannot be written, all fail together, so that a lock is waited for once. What is committed is never
+tried again and never reported as failed. What is queued is bounded: beyond `MOST_PENDING` rows or
+`MOST_PENDING_BYTES` a caller waits for room.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -14,12 +17,15 @@ from typing import Any, NamedTuple
 
 import apsw
 
-from relive.storage.connection import translate
-from relive.storage.errors import ClosedStoreError
+from relive.storage.connection import roll_back, translate
+from relive.storage.errors import ClosedStoreError, StorageError
 from relive.storage.transaction import Transaction
 
 MOST_ROWS = 2048
 MOST_PENDING = 16_384
+MOST_PENDING_BYTES = 256 << 20  # of payloads and tokens
+
+_log = logging.getLogger("relive.storage")
 
 
 class Write(NamedTuple):
@@ -28,14 +34,20 @@ class Write(NamedTuple):
     Attributes:
         act: Does it; what it returns is the future's result.
         rows: How many rows it counts for.
+        size: Bytes of payloads and tokens that it holds.
         future: Gets the result once it is committed.
         alone: Given in place of `act` by what must run outside any transaction, with nobody else's writes.
     """
 
     act: Callable[[Transaction], Any] | None
     rows: int
+    size: int
     future: "Future[Any]"
     alone: Callable[[apsw.Connection], Any] | None = None
+
+
+class _WriteFailedError(Exception):
+    """One of the writes of a transaction failed; its cause is the error."""
 
 
 class Writer:
@@ -54,6 +66,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._pending = 0
+        self._pending_bytes = 0
         self._closed = False
         self._thread: threading.Thread | None = None
         self.gate = threading.Lock()  # held while a transaction runs; taken before a fork
@@ -63,30 +76,46 @@ class Writer:
         """Rows handed in and not yet committed."""
         return self._pending
 
-    def submit(self, act: Callable[[Transaction], Any], rows: int = 1) -> "Future[Any]":
-        """Queues a write; waits while too much is queued already.
+    def submit(self, act: Callable[[Transaction], Any], rows: int = 1, size: int = 0) -> "Future[Any]":
+        """Queues a write of so many rows and bytes; waits while too much is queued already.
 
         Raises:
             ClosedStoreError: the store is closed.
+            StorageError: the thread cannot be started.
         """
-        return self._put(Write(act, rows, Future()))
+        return self._put(Write(act, rows, size, Future()))
 
     def submit_alone(self, call: Callable[[apsw.Connection], Any]) -> "Future[Any]":
         """Queues something that SQLite does outside transactions only, such as VACUUM."""
-        return self._put(Write(None, 1, Future(), call))
+        return self._put(Write(None, 1, 0, Future(), call))
 
     def _put(self, write: Write) -> "Future[Any]":
         with self._room:
-            while self._pending >= MOST_PENDING and not self._closed:
+            while not (self._closed or self._has_room(write)):
                 self._room.wait()
             if self._closed:
                 raise ClosedStoreError("The store is closed; open it again to write.")
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="relive-writer", daemon=True)
-                self._thread.start()
+                self._thread = self._started()
             self._pending += write.rows
+            self._pending_bytes += write.size
             self._queue.put(write)
         return write.future
+
+    def _has_room(self, write: Write) -> bool:
+        """Whether a write may be queued; one that alone is too large may be once nothing else is there."""
+        fits = self._pending_bytes + write.size <= MOST_PENDING_BYTES or not self._pending
+        return fits and self._pending < MOST_PENDING
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="relive-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no room for another thread
+            raise StorageError(
+                f"Nothing was written to {self._path}: {error}; end other threads or processes, then try again."
+            ) from error
+        return thread
 
     def close(self) -> None:
         """Writes what is queued and ends the thread; a second call does nothing."""
@@ -127,34 +156,79 @@ class Writer:
                     self._commit(batch)
             with self._room:
                 self._pending -= rows
+                self._pending_bytes -= sum(write.size for write in taken)
                 self._room.notify_all()
 
     def _commit(self, batch: list[Write]) -> None:
-        """One transaction for all; if it fails, one for each."""
+        """One transaction for all; if one of them fails, one for each."""
         try:
             results = self._attempt(batch)
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller who waits for the future
+        except _WriteFailedError as failed:
             if len(batch) > 1:
                 for write in batch:
                     self._commit([write])
-                return
-            batch[0].future.set_exception(translate(error, self._path) if isinstance(error, apsw.Error) else error)
-            return
-        for write, result in zip(batch, results, strict=True):
-            write.future.set_result(result)
+            else:
+                self._fail(batch, failed.__cause__ or failed)
+        except BaseException as error:  # noqa: BLE001 - whatever it is belongs to the callers who wait for the futures
+            self._fail(batch, error)
+        else:
+            for write, result in zip(batch, results, strict=True):
+                write.future.set_result(result)
+
+    def _fail(self, batch: list[Write], error: BaseException) -> None:
+        for write in batch:
+            write.future.set_exception(translate(error, self._path) if isinstance(error, apsw.Error) else error)
 
     def _attempt(self, batch: list[Write]) -> list[Any]:
+        """What the writes of one transaction return, once it is committed.
+
+        Raises:
+            _WriteFailedError: one of them failed; the others may succeed without it.
+            Exception: the file cannot be written.
+        """
         if batch[0].alone is not None:
             return [batch[0].alone(self._connection())]
         transaction = self._begin()
         committed = False
         try:
-            results = [write.act(transaction) for write in batch if write.act is not None]
+            results = [_do(write, transaction) for write in batch]
             transaction.finish()
-            transaction.connection.execute("COMMIT")
+            try:
+                transaction.connection.execute("COMMIT")
+            except apsw.FullError as error:  # there may be room for some of them
+                raise _WriteFailedError from error
             committed = True
         finally:
-            if not committed and transaction.connection.in_transaction:  # a full disk has rolled back already
-                transaction.connection.execute("ROLLBACK")
-            transaction.end(committed=committed)
+            if not committed:
+                roll_back(transaction.connection)
+            self._end(transaction, committed)
         return results
+
+    def _end(self, transaction: Transaction, committed: bool) -> None:
+        """Tells those who asked how it ended; what one of them raises changes nothing of that."""
+        while True:
+            try:
+                transaction.end(committed=committed)
+                return
+            except Exception:  # noqa: BLE001 - logged; `end` goes on with those who were not told yet
+                _log.exception("Something failed after a write to %s, which %s.", self._path, _ENDED[committed])
+
+
+_ENDED = {True: "is kept", False: "was undone"}
+
+
+def _do(write: Write, transaction: Transaction) -> Any:
+    """What one write returns.
+
+    Raises:
+        _WriteFailedError: it failed by itself.
+        apsw.BusyError: the file could not be written, and so for `apsw.IOError`.
+    """
+    if write.act is None:
+        return None
+    try:
+        return write.act(transaction)
+    except (apsw.BusyError, apsw.IOError):
+        raise
+    except BaseException as error:
+        raise _WriteFailedError from error
