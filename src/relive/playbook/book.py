@@ -223,7 +223,13 @@ class Playbook:
         return self.storage.view(lambda connection: shelf.sources(connection, lesson))
 
     def search(
-        self, text: str, *, agent: str | None = None, status: Status | None = "active", limit: int = 10
+        self,
+        text: str,
+        *,
+        agent: str | None = None,
+        status: Status | None = "active",
+        limit: int = 10,
+        general: bool = False,
     ) -> list[Found]:
         """The lessons nearest to a situation, the nearest first.
 
@@ -232,11 +238,19 @@ class Playbook:
             agent: Of this agent and shared; ``None``: of all.
             status: Only with this status; ``None``: any.
             limit: At most so many.
+            general: Lessons that apply always are found too, whatever the situation.
         """
         vectors = self._with_vectors(text)
         return self.storage.view(
             lambda c: retrieval.search(
-                c, text, tenant=self.tenant, agent=agent, status=status, limit=limit, vectors=vectors
+                c,
+                text,
+                tenant=self.tenant,
+                agent=agent,
+                status=status,
+                limit=limit,
+                general=general,
+                vectors=vectors,
             )
         )
 
@@ -257,6 +271,11 @@ class Playbook:
     def distrusted(self, ids: Sequence[int]) -> set[int]:
         """Which of these experiences a rollback reached: nothing may be learnt from them, nor may they be shown."""
         return self.storage.view(lambda connection: rollback.distrusted(connection, ids))
+
+    def all_distrusted(self) -> frozenset[int]:
+        """All experiences that nothing may be learnt from."""
+        rows = self.storage.view(lambda connection: fetch(connection, "SELECT experience_id FROM distrusted"))
+        return frozenset(row[0] for row in rows)
 
     def key(self) -> bytes:
         """The secret by which episodes are assigned; made with the book, the same for all processes."""

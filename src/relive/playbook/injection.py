@@ -148,7 +148,7 @@ class Injection:
         """The lessons to be shown if nothing was held out, the most useful first, within the budget, without rivals."""
         if not self.lessons:
             return []
-        found = self.book.search(text, agent=agent, limit=_CANDIDATES * self.lessons)
+        found = self.book.search(text, agent=agent, limit=_CANDIDATES * self.lessons, general=True)
         near = [one for one in found if one.distance <= self.max_distance]
         shrunk = self.book.shrunk([one.lesson for one in near])
         value = {

@@ -55,6 +55,7 @@ def search(
     agent: str | None,
     status: Status | None = "active",
     limit: int = 10,
+    general: bool = False,
     vectors: "tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]] | None" = None,
 ) -> list[Found]:
     """The lessons nearest to a situation, the nearest first.
@@ -66,6 +67,7 @@ def search(
         agent: Lessons of this agent and shared ones; ``None``: of all agents.
         status: Only with this status; ``None``: any.
         limit: At most so many.
+        general: Lessons that apply always belong to every situation, at distance 0.
         vectors: Ids int64 ``[n]``, their unit vectors float32 ``[n, d]``, and the situation's float32 ``[d]``.
     """
     wanted = 4 * limit
@@ -80,7 +82,8 @@ def search(
         best = best[np.argsort(-closeness[best], kind="stable")]
         near = {int(ids[at]): float(closeness[at]) for at in best}
         lists.append(list(near))
-    order = fuse(lists)
+    always: list[int] = _general(connection, tenant, agent, status, wanted) if general else []
+    order = fuse([*lists, always])
     words = frozenset(tokens(text))
     found: list[Found] = []
     whole = int(connection.execute("SELECT count(*) FROM (SELECT 1 FROM lesson LIMIT 1000000)").get)
@@ -89,11 +92,12 @@ def search(
             continue
         if agent is not None and lesson.agent not in (agent, None):
             continue
+        if general and not lesson.text.when:
+            found.append(Found(lesson, 0.0, len(found)))
+            continue
         distance = min(_lacking(lesson, words, counts, whole), 1.0 - max(near.get(lesson.id, 0.0), 0.0))
         found.append(Found(lesson, distance, len(found)))
-        if len(found) == limit:
-            break
-    return found
+    return found[:limit]
 
 
 def fuse(lists: Sequence[Sequence[int]]) -> list[int]:
@@ -180,6 +184,23 @@ def _by_words(
             (*values, match, limit),
         )
     ]
+
+
+def _general(
+    connection: apsw.Connection, tenant: str, agent: str | None, status: Status | None, limit: int
+) -> list[int]:
+    """Lessons that apply always, the most useful first; nothing without agent and status."""
+    if agent is None or status is None:
+        return []
+    rows: list[tuple[int, int, float]] = []
+    for scope in dict.fromkeys((agent, "")):
+        rows += fetch(
+            connection,
+            """SELECT id, proved, effect FROM lesson WHERE tenant = ? AND agent = ? AND status = ?
+            AND json_extract(text, '$.when') = '' ORDER BY proved DESC, effect DESC LIMIT ?""",
+            (tenant, scope, STATUSES.index(status), limit),
+        )
+    return [row[0] for row in sorted(rows, key=lambda row: (-row[1], -row[2], row[0]))]
 
 
 def _lacking(lesson: Lesson, words: frozenset[str], counts: dict[str, int], whole: int) -> float:

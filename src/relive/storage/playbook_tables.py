@@ -21,6 +21,9 @@ TABLES = (
         error REAL NOT NULL, created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL) STRICT""",
     "CREATE UNIQUE INDEX lesson_identity ON lesson(tenant, agent, identity)",
     "CREATE INDEX lesson_status ON lesson(status, tenant, agent)",
+    # Lessons that apply always, the most useful first.
+    """CREATE INDEX lesson_general ON lesson(tenant, agent, status, proved, effect)
+        WHERE json_extract(text, '$.when') = ''""",
     # What speaks for a lesson (weight 1) or against it (-1). who: whose experience it is.
     """CREATE TABLE lesson_source(
         id INTEGER PRIMARY KEY, lesson_id INTEGER NOT NULL, ref TEXT NOT NULL, who TEXT NOT NULL,

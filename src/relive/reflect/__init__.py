@@ -1,0 +1,1 @@
+"""Reflection: what experience teaches, written as candidate lessons."""
