@@ -1,12 +1,14 @@
 """Telling errors apart by what common providers really send, and blanking out what is secret."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relive.gateway.routes import prompt_tokens_in
 from relive.llm import errors
 from relive.llm.errors import RULES, Rule, classify, quote, read_error, shown_url
 
@@ -72,6 +74,41 @@ def test_a_prompt_that_is_too_long_is_recognised_however_it_is_said(status: int,
 @pytest.mark.parametrize(("status", "answer", "kind"), OTHERS)
 def test_other_errors_get_their_own_kind(status: int, answer: bytes, kind: type[errors.UpstreamError]) -> None:
     assert classify(status, answer)[0] is kind
+
+
+FILE = Path(__file__).parents[1] / "data" / "provider_errors.jsonl"
+ANSWERS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=[f"{a['provider']}-{a['status']}-{n}" for n, a in enumerate(ANSWERS)])
+def test_prx_12_what_providers_really_answer_is_understood(answer: dict[str, Any]) -> None:
+    text = answer["body"] if isinstance(answer["body"], str) else json.dumps(answer["body"])
+    status = 500 if answer["status"] == 200 else answer["status"]  # an error inside a stream that began with 200
+    kind, words = classify(status, text.encode())
+    assert kind.kind == answer["kind"]
+    assert prompt_tokens_in(words) == answer["tokens"] if "tokens" in answer else True
+    retryable = kind in (errors.RateLimitedError, errors.OverloadedError, errors.UpstreamTimeoutError)
+    assert retryable is not kind.permanent
+
+
+def test_the_answers_of_all_common_providers_are_there() -> None:
+    assert len(ANSWERS) >= 60
+    named = {answer["provider"] for answer in ANSWERS}
+    assert named >= {"openai", "deepseek", "anthropic", "gemini", "vllm", "llama.cpp", "ollama", "sglang"}
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (429, body("quota exceeded")),
+        (400, body("max_tokens must be between 1 and 4096")),
+        (429, body("tokens per minute limit reached")),
+        (400, body("image too large")),
+        (400, body("The tool's description talks about context windows and their length")),
+    ],
+)
+def test_prx_12_what_only_sounds_like_a_prompt_that_is_too_long_is_something_else(status: int, answer: bytes) -> None:
+    assert classify(status, answer)[0] is not errors.ContextOverflowError
 
 
 def test_own_rows_come_before_the_table() -> None:

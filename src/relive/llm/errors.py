@@ -203,8 +203,9 @@ RULES: tuple[Rule, ...] = (
         ContextOverflowError,
         _REFUSED,
         wording=r"maximum context length|prompt is too long|input token count.*exceeds|"
-        r"exceeds? the (available |model.?s )?(maximum )?context|context (length|window|size).*exceed|"
-        r"reduce the length of the (messages|prompt)",
+        r"exceeds? (the )?(available |model.?s )?(maximum )?(context|n_ctx)|context (length|window|size).*exceed|"
+        r"longer than the model.?s context|reduce the length of the (messages|prompt)|"
+        r"max_tokens must be at least 1, got -",  # vLLM: the prompt alone left less than nothing for the answer
     ),
     _rule(
         QuotaExceededError,
@@ -218,7 +219,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(QuotaExceededError, (400, 403), wording=r"quota.{0,20}exceeded|exceeded.{0,20}quota"),
     _rule(PolicyError, codes="content_policy_violation content_filter responsibleaipolicyviolation"),
-    _rule(PolicyError, (400, 403), wording=r"content (management |usage )?policy|flagged by|safety (system|policy)"),
+    _rule(
+        PolicyError,
+        (400, 403),
+        wording=r"content (management |usage |filtering )?policy|flagged (by|as)|safety (system|policy)|"
+        r"content exists risk",
+    ),
     _rule(
         ModelUnavailableError,
         codes="model_not_found model_not_available model_not_active model_decommissioned deploymentnotfound",
@@ -227,13 +233,16 @@ RULES: tuple[Rule, ...] = (
         ModelUnavailableError,
         _REFUSED,
         wording=r"\bmodel\b.{0,120}(does not exist|not found|not (currently )?available|no longer|decommissioned|"
-        r"deprecated|not exist)|(no such|unknown|invalid|unsupported) model\b",
+        r"deprecated|not exist)|(no such|unknown|invalid|unsupported) model\b|is not a valid model|"
+        r"^models/\S+ is not found",
     ),
+    _rule(ModelUnavailableError, (404,), codes="not_found_error", wording=r"^model: \S+$"),
     _rule(AuthenticationError, codes="invalid_api_key authentication_error permission_error permission_denied"),
     _rule(
         AuthenticationError,
         (400,),
-        wording=r"(incorrect|invalid|missing) api.?key|api.?key (is )?(not valid|invalid|missing|expired)",
+        wording=r"(incorrect|invalid|missing) api.?key|api.?key (is )?(not valid|invalid|missing|expired)|"
+        r"location is not supported",
     ),
     _rule(AuthenticationError, (401, 403)),
     _rule(RateLimitedError, codes="rate_limit_exceeded rate_limit_error too_many_requests"),
