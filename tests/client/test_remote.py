@@ -17,8 +17,7 @@ from server_rig import Process, Served, served, upstream_thread
 import relive
 from relive import Feedback, Memory, TokenTrace, Transition, Usage
 from relive.buffer import BufferSettingError, BufferStats, InvalidPriorityError, NotEnoughExperiencesError, NStep
-from relive.client import remote
-from relive.client import AccessRefusedError, RemoteError, RemoteMemory, UnreachableError
+from relive.client import AccessRefusedError, RemoteError, RemoteMemory, UnreachableError, remote
 from relive.errors import InvalidExperienceError
 from relive.observation import flush
 from relive.observation.memories import close_all

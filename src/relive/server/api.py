@@ -31,6 +31,11 @@ from relive.storage.stored import Stored
 from relive.storage.wire import JSON, Form, form_of, pack, transition_fields, unpack
 
 LARGEST_BODY = 64 << 20
+LONG = 64 << 10
+"""Bytes of a body that are read in a thread, so that no call through the gateway waits for it."""
+
+FEW = 16
+"""Experiences of an answer that is made without one."""
 
 _CONDITIONS = ("agent", "episode_id", "group_id", "policy", "tag", "text")
 
@@ -204,8 +209,11 @@ class AdminAPI:
                 return refused
             wanted = form_of(request.headers.get("accept"))
             try:
-                body = unpack(await _read(request), form_of(request.headers.get("content-type")))
-                return Response(pack(await handler(request, body), wanted), media_type=wanted)
+                sent, form = await _read(request), form_of(request.headers.get("content-type"))
+                body = unpack(sent, form) if len(sent) < LONG else await asyncio.to_thread(unpack, sent, form)
+                result = await handler(request, body)
+                data = await asyncio.to_thread(pack, result, wanted) if _is_long(result) else pack(result, wanted)
+                return Response(data, media_type=wanted)
             except (ReliveError, OverflowError) as error:
                 status, code = next(((s, c) for kind, s, c in _STATUSES if isinstance(error, kind)), (400, "invalid"))
                 return _error(str(error), code, status, wanted)
@@ -227,6 +235,12 @@ async def _read(request: Request) -> bytes:
         if len(body) > LARGEST_BODY:
             raise InvalidExperienceError(f"The body is larger than {LARGEST_BODY >> 20} MiB; send it in parts.")
     return body
+
+
+def _is_long(result: Any) -> bool:
+    """Whether an answer takes long to be made."""
+    listed = result.get("experiences") if isinstance(result, dict) else None
+    return isinstance(listed, list) and len(listed) > FEW
 
 
 def _error(message: str, code: str, status: int, form: Form) -> Response:

@@ -1,7 +1,8 @@
 """What workers and trainers anywhere do with the memory: add, draw, set priorities, look; `relive.client` asks for it.
 
 Everything a `relive.Memory` takes and gives crosses the wire whole (see `relive.storage.travel`). An addition may name
-its experiences by uids, so that one whose answer was lost can be sent again and is not kept twice.
+its experiences by uids, so that one whose answer was lost can be sent again and is not kept twice. Whatever takes long
+runs in a thread, so that no call through the gateway waits for it.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ class Workers:
     async def add(self, body: Any) -> dict[str, Any]:
         """Adds experiences, all or none; those whose uids are stored already are not added again."""
         given = field(body, "experiences", list)
-        experiences = [Transition.from_dict(fields) for fields in given]
+        experiences = await asyncio.to_thread(lambda: list(map(Transition.from_dict, given)))
         priorities = body.get("priorities")
         if priorities is not None and (not isinstance(priorities, list | np.ndarray) or len(priorities) != len(given)):
             raise InvalidExperienceError("priorities must be a list with one number for each experience.")
@@ -55,8 +56,11 @@ class Workers:
         ids = numbers(body, "ids", np.int64)
         if len(ids) > MOST_LISTED:
             raise InvalidExperienceError(f"Ask for at most {MOST_LISTED} ids at a time.")
-        found = await asyncio.to_thread(self._memory.storage.read, ids)
-        return {"experiences": [None if stored is None else stored_fields(stored) for stored in found]}
+
+        def look() -> list[Any]:
+            return [None if one is None else stored_fields(one) for one in self._memory.storage.read(ids)]
+
+        return {"experiences": await asyncio.to_thread(look)}
 
     async def query(self, body: Any) -> dict[str, Any]:
         """One page of experiences, by all conditions of `Memory.query`."""
@@ -78,15 +82,13 @@ class Workers:
             if checked[name] is not None and checked[name].tzinfo is None:
                 raise InvalidExperienceError(f"{name} must say its time zone.")
         after, limit = _whole(given, "after"), _whole(given, "limit")
-        found = await asyncio.to_thread(
-            lambda: self._memory.query(
-                **checked,
-                after=after,
-                limit=min(20 if limit is None else limit, MOST_LISTED),
-                newest_first=given.get("newest_first") is True,
-            )
-        )
-        return {"experiences": [stored_fields(stored) for stored in found]}
+        page = {
+            "after": after,
+            "limit": min(20 if limit is None else limit, MOST_LISTED),
+            "newest_first": given.get("newest_first") is True,
+        }
+        found = await asyncio.to_thread(lambda: list(map(stored_fields, self._memory.query(**checked, **page))))
+        return {"experiences": found}
 
     async def sample(self, body: Any) -> dict[str, Any]:
         """Draws experiences."""
