@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import relive
 from relive import Feedback, Memory, Transition
 from relive.envs import SingleAnswer
+from relive.errors import InvalidExperienceError
 from relive.learner import EXPLORED, Agent, ContinualLearner
 from relive.learner.choice import choice_format, choice_text, read_choice
 from relive.llm import Completion, LocalServer, UnreachableError, Upstream
@@ -84,6 +86,31 @@ def test_a_call_is_answered_recorded_and_rewarded(memory: Memory, model: Upstrea
     assert (last(memory).reward, last(memory).outcome) == (0.8, "success")
     assert answer.feedback(0.1) == 1
     assert (last(memory).reward, last(memory).outcome) == (0.1, "failure")
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "hello"}, [["user", "hello"]]])
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    with pytest.raises(InvalidExperienceError, match="give text, or a list of messages"):
+        Agent(Parrot()).ask(messages)
+
+
+def test_text_alone_is_what_the_user_says(memory: Memory) -> None:
+    parrot = Parrot()
+    Agent(parrot, memory=memory).ask("Is the sky blue?")
+    assert parrot.seen == [[{"role": "user", "content": "Is the sky blue?"}]]
+    assert last(memory).state == {"messages": parrot.seen[0]}
+
+
+def test_a_reward_that_is_no_number_is_the_callers_mistake(memory: Memory) -> None:
+    answer = Agent(Parrot(), memory=memory).ask(QUESTION)
+    with pytest.raises(InvalidExperienceError, match="'good'; it must be a number"):
+        answer.feedback("good")  # type: ignore[arg-type]
+
+
+def test_an_environment_of_gymnasium_must_be_wrapped(memory: Memory) -> None:
+    env: Any = gymnasium.make("FrozenLake-v1")
+    with pytest.raises(ValueError, match=r"relive\.envs\.GymnasiumEnvironment"):
+        ContinualLearner(env, Agent(Parrot(), memory=memory))
 
 
 def test_a_rewarded_answer_is_put_before_the_next_question_and_only_then(memory: Memory) -> None:

@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 
 Outcome = Literal["success", "failure", "unknown"]
 Count = Annotated[int, Meta(ge=0)]
+_NUMBER = (float, int, np.floating, np.integer)
 
 
 def new_episode_id() -> str:
@@ -40,12 +41,18 @@ class _Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=T
     A record never changes once it is made; `msgspec.structs.replace` gives a changed copy.
     """
 
-    _numbers: ClassVar[tuple[str, ...]] = ()  # fields that may hold a float, which must be finite
+    _numbers: ClassVar[tuple[str, ...]] = ()  # fields that hold a finite number or None
 
     def __post_init__(self) -> None:
         for field in self._numbers:
             value = getattr(self, field)
-            if isinstance(value, float) and not math.isfinite(value):
+            if value is None:
+                continue
+            if not isinstance(value, _NUMBER):
+                raise InvalidExperienceError(
+                    f"{type(self).__name__}.{field} is {value!r}; it must be a number or None."
+                )
+            if not math.isfinite(value):
                 raise InvalidExperienceError(
                     f"{type(self).__name__}.{field} is {value}; leave it None when it is not known."
                 )

@@ -556,3 +556,10 @@ def test_the_package_exports_the_buffer():
     batch = buffer.sample(32)
     assert buffer.update_priorities(batch.ids, [2.0]) == 1
     assert batch.ids.tolist() == [id_]
+
+
+@pytest.mark.parametrize("role", ["sampler", "remover"])
+@pytest.mark.parametrize("given", ["prioritized", relive.Prioritized])
+def test_what_is_no_selector_is_refused_by_name(role, given):
+    with pytest.raises(BufferSettingError, match=rf"{role} is .*; give a selector"):
+        relive.ReplayBuffer(10, **{role: given})

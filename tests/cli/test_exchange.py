@@ -239,3 +239,24 @@ def test_nothing_from_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -
     done = call("import", tmp_path / "in", tmp_path / "s.db")
     assert "occurs twice" in done.stderr
     assert "\x9b" not in done.stderr
+
+
+def test_a_file_without_any_json_is_refused_before_a_store_is_made(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("state,action\nhello,world\n")
+    done = call("import", tmp_path / "x.csv", tmp_path / "s.db")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "has none of the known formats: no line that was looked at is a JSON object" in done.stderr
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_an_export_to_a_name_that_says_no_known_format_is_refused(store: Path, tmp_path: Path) -> None:
+    done = call("export", store, "--to", tmp_path / "all.csv")
+    assert done.returncode == 2
+    assert "add --format" in done.stderr
+    assert not (tmp_path / "all.csv").exists()
+
+
+def test_a_backup_without_a_target_asks_for_one(store: Path, tmp_path: Path) -> None:
+    done = call("backup", store, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "say where to" in done.stderr

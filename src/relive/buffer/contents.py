@@ -54,6 +54,9 @@ class Contents:
         self._arrays: ArrayStorage | None = rows if isinstance(rows, ArrayStorage) else None
         if self._arrays is not None:
             self._arrays.allocate(self._capacity)
+        for role, given in (("sampler", sampler), ("remover", remover)):
+            if given is not None and not isinstance(given, Selector):
+                raise BufferSettingError(f"{role} is {given!r}; give a selector, such as relive.Prioritized().")
         self._sampler: Selector = Prioritized() if sampler is None else sampler
         self._remover: Selector = Fifo() if remover is None else remover_for(remover, self._sampler)
         for role, selector in (("sampler", self._sampler), ("remover", self._remover)):

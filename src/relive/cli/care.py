@@ -76,6 +76,8 @@ def backup(
     if len(paths) > 2:
         raise typer.BadParameter("give at most the store's file and the file to make.", param_hint="[FILE] TO")
     store = paths[0] if len(paths) == 2 else Path(os.environ.get("RELIVE_FILE", DEFAULT_FILE))
+    if len(paths) == 1 and not store.exists() and paths[0].exists():
+        raise typer.BadParameter(f"say where to: relive backup {paths[0]} TO", param_hint="[FILE] TO")
     with progress_bar("copying"):
         report = backups.backup(store, paths[-1], force=force)
     if json:

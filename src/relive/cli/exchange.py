@@ -21,6 +21,7 @@ from relive.storage.parquet import export_parquet
 
 SHOWN = 20
 OUTCOMES = ", ".join(get_args(Outcome))
+_KINDS = {"": "jsonl", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 
@@ -56,7 +57,8 @@ def import_experiences(
     else:
         _tell(report, file)
     if report.failed:
-        raise ReliveError(f"{report.failed:,} record{_s(report.failed)} could not be taken; the rest was imported.")
+        rest = "the rest was imported" if report.imported or report.known else "nothing was imported"
+        raise ReliveError(f"{report.failed:,} record{_s(report.failed)} could not be taken; {rest}.")
 
 
 def export_experiences(
@@ -83,7 +85,9 @@ def export_experiences(
     """Export experiences as JSON Lines or Parquet, all of them or those that the options name."""
     if outcome is not None and outcome not in get_args(Outcome):
         raise typer.BadParameter(f"{outcome!r} is none of {OUTCOMES}.", param_hint="--outcome")
-    kind = format or ("parquet" if Path(to).suffix == ".parquet" else "jsonl")
+    kind = format or _KINDS.get(Path(to.removesuffix(".gz").removesuffix(".zst")).suffix)
+    if kind is None:
+        raise typer.BadParameter(f"{to} does not say which format to write; add --format.", param_hint="--to")
     if kind not in ("jsonl", "parquet") or (kind == "parquet" and to == "-"):
         raise typer.BadParameter("it is jsonl, or parquet with a file as --to.", param_hint="--format")
     query = Query(
@@ -118,7 +122,7 @@ def export_experiences(
 
 def _tell(report: ImportReport, file: Path) -> None:
     out = console()
-    if report.format == "none" and not report.failed:
+    if report.format == "none":
         out.print(f"{report.source} holds no records.", markup=False, soft_wrap=True)
         return
     known = f" ({report.known:,} there already)" if report.known else ""

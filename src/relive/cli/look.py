@@ -64,7 +64,10 @@ def list_experiences(
             for stored in found:
                 print_json(_as_json(stored))
             return
-        console().print(_listing(found))
+        if found:
+            console().print(_listing(found))
+        else:
+            console().print("No experience matches.")
 
 
 @experiences.command("show")
@@ -116,6 +119,6 @@ def _listing(found: list[Stored]) -> Table:
             number(one.reward),
             dollars(one.cost),
             short(_gist(one.state), 60),
-            short(_gist(one.action), 40),
+            short(f"error: {one.error}" if one.action is None and one.error else _gist(one.action), 40),
         )
     return rows

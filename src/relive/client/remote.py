@@ -261,7 +261,9 @@ class RemoteMemory:
         """What is sent for new experiences."""
         for experience in experiences:
             if not isinstance(experience, Transition):
-                raise InvalidExperienceError(f"A store keeps Transition objects, not {type(experience).__name__}.")
+                raise InvalidExperienceError(
+                    f"A store keeps relive.Transition(state=…, action=…) objects, not {type(experience).__name__}."
+                )
         values = None
         if priorities is not None:
             values = floats_of("priorities", priorities)

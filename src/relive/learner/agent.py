@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Transition, Usage, new_episode_id
 from relive.learner.choice import choice_format, choice_text, read_choice
 from relive.llm import Completion, Upstream, UpstreamError
@@ -176,7 +177,7 @@ class Agent:
 
     def ask(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         actions: Sequence[Any] | None = None,
         record: bool = True,
@@ -188,7 +189,8 @@ class Agent:
         """Asks the model, with past successes put before the question, and records what came of it.
 
         Args:
-            messages: The conversation, as it is without a memory; only this is recorded as the state.
+            messages: The conversation, as it is without a memory, or what the user says as text; only this is recorded
+                as the state.
             actions: The model has to choose one of these JSON values, by a JSON schema; ``None``: it answers freely.
             record: Whether to record the call now. If not, `Answer.transition` can be completed and given to `record`.
             episode_id: The episode this belongs to; ``None``: one of its own.
@@ -197,6 +199,7 @@ class Agent:
             params: Further fields of this request; they replace the agent's.
 
         Raises:
+            InvalidExperienceError: `messages` is neither text nor a list of chat messages.
             UpstreamError: the call failed; it is recorded with its error all the same.
         """
         call = self._prepare(messages, actions, episode_id, step, tags, params)
@@ -209,7 +212,7 @@ class Agent:
 
     async def aask(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         *,
         actions: Sequence[Any] | None = None,
         record: bool = True,
@@ -250,14 +253,14 @@ class Agent:
 
     def _prepare(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         actions: Sequence[Any] | None,
         episode_id: str | None,
         step: int,
         tags: Sequence[str],
         params: Mapping[str, Any],
     ) -> "_Call":
-        messages = [dict(message) for message in messages]
+        messages = _as_chat(messages)
         request = {**self.params, **params}
         choices = None
         if actions is not None:
@@ -316,6 +319,17 @@ class Agent:
             self.last_failure = f"{type(error).__name__}: {error}"
             _log.warning("The memory of agent %r failed, and its answer goes on: %s", self.name, self.last_failure)
             return otherwise
+
+
+def _as_chat(messages: str | Sequence[Message]) -> list[Message]:
+    """Chat messages of their own; a text alone is the user's."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidExperienceError(
+            f"messages is {messages!r:.80}; give text, or a list of messages with their roles."
+        )
+    return [dict(message) for message in messages]
 
 
 class _Call(msgspec.Struct, frozen=True):

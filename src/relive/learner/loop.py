@@ -76,7 +76,8 @@ class ContinualLearner:
             text of a user message.
 
     Raises:
-        ValueError: `exploration` is not between 0 and 1, or the environment does not list its actions.
+        ValueError: `exploration` is not between 0 and 1, or the environment does not list its actions or is not
+            of Relive's kind.
     """
 
     def __init__(
@@ -93,6 +94,11 @@ class ContinualLearner:
     ) -> None:
         if not callable(exploration) and not 0 <= exploration <= 1:
             raise ValueError(f"exploration is {exploration}; it must be from 0 to 1.")
+        if not hasattr(env, "actions"):
+            raise ValueError(
+                f"{type(env).__name__} is no environment of Relive's; one of Gymnasium's is wrapped by "
+                "relive.envs.GymnasiumEnvironment(env)."
+            )
         if env.actions is None:
             raise ValueError("This environment does not list its actions, so none can be tried; give one that does.")
         self.env = env

@@ -94,7 +94,7 @@ def check_path(path: Path, *, readonly: bool) -> None:
     except OSError as error:
         raise StoragePathError(f"{path} cannot be read: {error.strerror}.") from error
     if status is None and readonly:
-        raise StoragePathError(f"There is no store at {path}; open it without readonly=True to make one.")
+        raise StoragePathError(f"There is no store at {path}; check the name, or open it for writing to make one.")
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise StoragePathError(f"{path} is not a plain file; give the path of a file for the store.")
     kind = file_system(folder)
@@ -163,11 +163,13 @@ def prepare(connection: apsw.Connection, path: Path, *, readonly: bool) -> None:
     version = _version(connection, path)
     if readonly:
         if version == 0:
-            raise NotAStoreError(f"{path} holds no Relive store yet; open it without readonly=True to make one.")
+            raise NotAStoreError(
+                f"{path} holds no Relive store yet; check the name, or open it for writing to make one."
+            )
         if version < schema.SCHEMA_VERSION:
             raise ReadOnlyStoreError(
                 f"{path} has schema version {version}, older than this Relive's {schema.SCHEMA_VERSION}; "
-                "open it once without readonly=True to bring it up to date."
+                "open it once for writing to bring it up to date."
             )
         return
     changed = False

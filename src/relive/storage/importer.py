@@ -35,7 +35,7 @@ class ImportReport(msgspec.Struct):
 
     Attributes:
         source: The file.
-        format: The format it was read as; ``"none"``: no record of it could be read.
+        format: The format it was read as; ``"none"``: the file is empty.
         imported: Experiences added.
         known: Experiences that were in the store already.
         failed: Records that could not be taken.

@@ -189,7 +189,9 @@ class SqliteStorage(StoreReads, Forkable):
         rows = []
         for experience, priority, uid in zip(experiences, priorities, uids, strict=True):
             if not isinstance(experience, Transition):
-                raise InvalidExperienceError(f"A store keeps Transition objects, not {type(experience).__name__}.")
+                raise InvalidExperienceError(
+                    f"A store keeps relive.Transition(state=…, action=…) objects, not {type(experience).__name__}."
+                )
             if priority is not None and not 0 <= priority < float("inf"):
                 raise InvalidExperienceError(f"priority is {priority}; it must be finite and not negative.")
             rows.append(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from relive.storage.formats import jsontext, openai_chat, otel, relive, sharegpt, tau_bench, tensorzero
-from relive.storage.formats.found import Found, Ignored, Item, Problem, each
-from relive.storage.formats.jsontext import BadRecordError, Json
+from relive.storage.formats.found import Found, Ignored, Item, Problem
+from relive.storage.formats.jsontext import BadRecordError
 from relive.storage.formats.source import Source, SourceError
 
 __all__ = [
@@ -45,11 +45,12 @@ FORMATS: dict[str, Format] = {
 
 
 def detect(source: Source) -> Format | None:
-    """The format of a file, by its first record that can be read; ``None`` if there is no such record.
+    """The format of a file, by its first record that can be read; ``None`` if the file is empty.
 
     Raises:
-        SourceError: the record looks like none of the formats.
+        SourceError: the record looks like none of the formats, or nothing in the file can be read.
     """
+    chunk = None
     for chunk in itertools.islice(source.chunks(), _LOOKED_AT):
         try:
             value = jsontext.read(chunk.data or b"").value
@@ -59,12 +60,16 @@ def detect(source: Source) -> Format | None:
             for known in FORMATS.values():
                 if known.matches(value):
                     return known
-            raise SourceError(
-                f"{source.name} has none of the known formats: the record on line {chunk.line} has the fields "
-                f"{', '.join(itertools.islice(value, 12)) or '(none)'}. Known are\n"
-                + "\n".join(f"  {known.name}: {known.example}" for known in FORMATS.values())
-            )
-    return None
+            fields = ", ".join(itertools.islice(value, 12)) or "(none)"
+            raise _unknown(source, f"the record on line {chunk.line} has the fields {fields}")
+    if chunk is None:
+        return None
+    raise _unknown(source, "no line that was looked at is a JSON object")
+
+
+def _unknown(source: Source, why: str) -> SourceError:
+    examples = "\n".join(f"  {known.name}: {known.example}" for known in FORMATS.values())
+    return SourceError(f"{source.name} has none of the known formats: {why}. Known are\n{examples}")
 
 
 def read(source: Source, name: str | None = None) -> tuple[str, Iterator[Item]]:
@@ -78,10 +83,4 @@ def read(source: Source, name: str | None = None) -> tuple[str, Iterator[Item]]:
             raise SourceError(f"There is no format {name!r}; known are {', '.join(FORMATS)}.")
         return name, FORMATS[name].read(source)
     found = detect(source)
-    if found is None:  # nothing to read, or nothing that can be read: say so line by line
-        return "none", each(source, _unreadable)
-    return found.name, found.read(source)
-
-
-def _unreadable(_line: int, _record: Json) -> Iterator[Item]:
-    raise BadRecordError("it is a record of no known format")
+    return ("none", iter(())) if found is None else (found.name, found.read(source))
