@@ -10,18 +10,27 @@ Printed for each: the share of intervals that cover the truth (the lesson's mean
 at the end, and at *every* look from the 30th call on; and which lessons were retired by their 2,000th eligible call.
 Then how many eligible calls a lesson of 5 points takes until it is proved.
 
+Last, how long a search among 100,000 lessons takes.
+
 Run it with ``python benchmarks/playbook.py`` (500 runs, under a minute) or ``--quick`` (60 runs).
 """
 
 import argparse
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from relive.playbook import uplift
+from relive.playbook import shelf, uplift
+from relive.playbook.book import Playbook
+from relive.playbook.lesson import Add, LessonText
+from relive.storage import SqliteStorage
+from relive.storage.transaction import Transaction
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _report import Bar, report
@@ -102,11 +111,44 @@ def simulate(
     return Runs(*(np.take_along_axis(np.asarray(a), order, axis=1) for a in (covered, always, retired, proved_at)))
 
 
+def retrieval(lessons: int, queries: int, seed: int) -> tuple[float, float]:
+    """Milliseconds of a search among so many lessons: median and 95th percentile.
+
+    Lessons and situations are made of words whose frequencies fall as their rank rises (Zipf), as in any language.
+    """
+    rng = np.random.default_rng(seed)
+    chance = 1.0 / np.arange(1, 20_001)
+    words = np.array([f"word{number}" for number in range(len(chance))])
+
+    def sentence(length: int) -> str:
+        return " ".join(words[rng.choice(len(words), length, p=chance / chance.sum())])
+
+    with tempfile.TemporaryDirectory() as folder, SqliteStorage(Path(folder) / "book.db", text_index=False) as store:
+        book = Playbook(store)
+        store.write(lambda transaction: _fill(transaction, sentence, lessons)).result()
+        times = []
+        for _ in range(queries):
+            text = sentence(40)
+            began = time.perf_counter()
+            found = book.search(text, agent="support", limit=20, general=True)
+            times.append(1000 * (time.perf_counter() - began))
+            assert found
+    return float(np.median(times)), float(np.quantile(times, 0.95))
+
+
+def _fill(transaction: Transaction, sentence: Callable[[int], str], count: int) -> None:
+    """Writes active lessons as the book would, without looking for near-duplicates among words drawn at random."""
+    for number in range(count):
+        text = LessonText(when=sentence(8), do=f"{sentence(12)} {number}")
+        shelf.insert(transaction.connection, "default", Add(text=text, origin="person"), "active", "", "benchmark")
+
+
 def main() -> None:
     """Prints figures and bars."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="60 runs instead of 500")
-    runs = 60 if parser.parse_args().quick else 500
+    arguments = parser.parse_args()
+    runs = 60 if arguments.quick else 500
     figures: dict[str, float] = {}
     bars: dict[str, Bar] = {}
     for name, together in (("two at a time", False), ("all twenty at once", True)):
@@ -129,6 +171,9 @@ def main() -> None:
     figures["5 points: calls until nine in ten are proved"] = float(np.quantile(proved_at, 0.9))
     default = simulate(np.full(2, 0.05), runs=runs, calls=CALLS, together=False, seed=3)
     figures["5 points: retired by 2,000 calls all the same"] = float(default.retired.mean())
+    middle, slow = retrieval(20_000 if arguments.quick else 100_000, 100 if arguments.quick else 300, seed=4)
+    figures["retrieval: median ms"] = middle
+    bars["retrieval: p95 ms"] = Bar(slow, 30.0, at_most=True)
     report(figures, bars)
 
 

@@ -2,7 +2,21 @@
 
 import typer
 
-from relive.cli import care, cost, demo, doctor, exchange, local, look, migrate, privacy, rewards, serve
+from relive.cli import (
+    care,
+    cost,
+    demo,
+    doctor,
+    exchange,
+    lessons,
+    local,
+    look,
+    migrate,
+    privacy,
+    reflect,
+    rewards,
+    serve,
+)
 from relive.cli.groups import WithDefault
 
 
@@ -24,6 +38,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(cost.cost, name="cost")
     app.command()(cost.report)
     app.add_typer(rewards.rewards, name="rewards")
+    app.command()(reflect.reflect)
+    app.add_typer(lessons.lessons, name="lessons")
+    app.command()(lessons.inject)
     app.command()(privacy.forget)
     app.command()(privacy.audit)
     app.add_typer(local.local, name="local")

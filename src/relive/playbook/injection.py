@@ -109,13 +109,14 @@ class Injection:
         self.held_out = held_out
         self._count = count_tokens or estimate_tokens
 
-    def plan(self, messages: Sequence[Message], *, agent: str, episode: str) -> Plan:
+    def plan(self, messages: Sequence[Message], *, agent: str, episode: str, everything: bool = False) -> Plan:
         """What this call's prompt is given.
 
         Args:
             messages: The conversation.
             agent: Who asks.
             episode: What is treated alike throughout: the episode, or the conversation.
+            everything: Hold nothing out, for a dry run; what is planned so must not be recorded.
         """
         if self.book.trust.autonomy == 1 or last_user(messages) is None:
             return Plan()
@@ -125,8 +126,8 @@ class Injection:
         if not eligible and not past:
             return Plan()
         chance = 1.0 - self.held_out
-        used = assigned(self.book.key(), "book", episode, chance)
-        lessons = tuple(self._assign(found, episode) for found in eligible) if used else ()
+        used = everything or assigned(self.book.key(), "book", episode, chance)
+        lessons = tuple(self._assign(found, episode, everything) for found in eligible) if used else ()
         shown = tuple(found for found, one in zip(eligible, lessons, strict=False) if one.shown)
         past = past if used else ()
         block = _block(shown, past)
@@ -177,10 +178,10 @@ class Injection:
         wins = first if assigned(self.book.key(), f"{first} or {second}", episode, 0.5) else second
         return wins == chosen.id
 
-    def _assign(self, found: Found, episode: str) -> Shown:
+    def _assign(self, found: Found, episode: str, everything: bool) -> Shown:
         lesson, rules = found.lesson, self.book.rules
         propensity = rules.settled if lesson.proved else rules.new
-        shown = assigned(self.book.key(), lesson.id, episode, propensity)
+        shown = everything or assigned(self.book.key(), lesson.id, episode, propensity)
         return Shown(lesson.id, lesson.version, round(found.distance, 4), shown, propensity)
 
     def _successes(self, text: str, budget: int) -> tuple[tuple[Recalled, float], ...]:

@@ -5,6 +5,7 @@ run, and it reaches a prompt only inside a marked block. Changes are typed delta
 applies; a model may propose some of them (`PROPOSABLE`), but it never rewrites the book, and it cannot approve.
 """
 
+import unicodedata
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -249,5 +250,6 @@ def read_proposal(value: object) -> Proposal:
 
 def _one_line(text: str, limit: int) -> str:
     """A text without line breaks and control characters, at most so long."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * limit]).split())
+    visible = (c for c in text[: 4 * limit] if unicodedata.category(c) != "Cf")  # no letters that nobody sees
+    line = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"

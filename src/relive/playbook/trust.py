@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from relive.playbook.lesson import LessonText
+from relive.playbook.suspicion import ALREADY_NEGATIVE, FORBIDS, PATTERNS
 from relive.storage.redaction import DEFAULT as REDACTOR
 from relive.storage.text import normalise
 
@@ -66,10 +67,10 @@ def suspicions(text: LessonText) -> tuple[str, ...]:
         found.append("a secret")
     plain = " ".join(_INVISIBLE.sub("", normalise(whole)).translate(_LOOKALIKES).split())
     packed = _BETWEEN_LETTERS.sub("", plain)
-    for what, pattern in _PATTERNS:
-        if any(not _negated(plain, match) for match in pattern.finditer(plain)) or (
-            packed != plain and pattern.search(packed)
-        ):
+    for what, pattern in PATTERNS:
+        negative = what in ALREADY_NEGATIVE
+        texts = (plain,) if packed == plain else (plain, packed)
+        if any(negative or not _negated(t, match) for t in texts for match in pattern.finditer(t)):
             found.append(what)
     if any(len(word) > _LONGEST_WORD for word in plain.split()):
         found.append("a word too long to be one")
@@ -131,7 +132,7 @@ def _runs(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _negated(text: str, match: "re.Match[str]") -> bool:
     """Whether the words just before forbid what was found: "never skip the check" is a good lesson."""
-    return _FORBIDS.search(text[max(0, match.start() - 24) : match.start()]) is not None
+    return FORBIDS.search(text[max(0, match.start() - 24) : match.start()]) is not None
 
 
 _LONGEST_WORD = 60
@@ -141,86 +142,3 @@ _INVISIBLE = re.compile(
 # Cyrillic and Greek letters that look like Latin ones
 _LOOKALIKES = str.maketrans("аеорсухіѕјԁһԛԝвкмнтαοινρτυκ", "aeopcyxisjdhqwbkmhtaoivptuk")
 _BETWEEN_LETTERS = re.compile(r"(?<=\b\w)[\s._*-](?=\w\b)")  # "i g n o r e"
-_FORBIDS = re.compile(
-    r"\b(?:not|never|don't|dont|cannot|can't|without|avoid|nor|no|refuse to|nobody may)\W+(?:\w+\W+)?$"
-)
-
-_RULES = (
-    r"(?:polic(?:y|ies)|rules?|guidelines?|guard-?rails?|instructions?|restrictions?|safeguards?|safety|limits?|"
-    r"permissions?|approvals?|authori[sz]ations?|verifications?|confirmations?|checks?|consent|filters?|moderation|"
-    r"sandbox|audit|logging|two-factor|2fa|mfa|reviews?)"
-)
-_PATTERNS = tuple(
-    (what, re.compile(pattern))
-    for what, pattern in (
-        (
-            "an address",
-            r"\b[a-z][a-z0-9+.-]{1,12}://|\bwww\.|\b[\w.+-]+@[\w-]+\.[a-z]{2,}|\b(?:\d{1,3}\.){3}\d{1,3}\b"
-            r"|\b[\w-]+\.(?:com|net|org|io|ru|cn|xyz|info|biz|top|site|online|dev|app|ai|co|me|tk|onion)\b|\bhxxps?\b"
-            r"|\bjavascript:|\bdata:\w+/",
-        ),
-        (
-            "language that overrides rules",
-            r"\b(?:ignor\w*|disregard\w*|forget|overrid\w+|bypass\w*|circumvent\w*|supersed\w+|work around|"
-            r"no longer (?:follow|apply|bound)|instead of following|set aside)\b(?:\W+\w+){0,6}?\W+"
-            rf"(?:{_RULES}|previous|prior|earlier|above|everything|system|prompt|developer|user)\b",
-        ),
-        (
-            "language that loosens rules",
-            rf"\b(?:skip\w*|waiv\w+|disabl\w+|deactivat\w+|turn(?:ing)? off|switch(?:ing)? off|relax\w*|lift\w*|suspend\w*|"
-            rf"remov\w+|drop\w*|loosen\w*|rais\w+|chang\w+|rewrit\w+|updat\w+|exten\w+|avoid|omit\w*|suppress\w*)\b"
-            rf"(?:\W+\w+){{0,4}}?\W+{_RULES}\b",
-        ),
-        (
-            "language that does without asking",
-            r"\bwithout (?:any )?(?:further )?(?:asking|approval|confirm\w*|permission|consent|verif\w+|authori[sz]ation|"
-            r"check\w*|review\w*|telling|notifying|informing|logging|a receipt)\b"
-            r"|\b(?:do not|don't|never|no need to) (?:ask|confirm|verify|check with|tell|inform|notify|mention|log|report|"
-            r"record|reveal|warn|question|escalate|refuse)\b|\bno (?:questions asked|matter what|exceptions?)\b"
-            r"|\bautomatically (?:approve|grant|accept|refund)\w*|\bauto-?(?:approv|grant|accept)\w*",
-        ),
-        (
-            "permissions",
-            r"\b(?:grant|give|assign|obtain|request|allow|enable|elevate|escalate|expand|add|hand out)\w*\b"
-            r"(?:\W+\w+){0,5}?\W+(?:permissions?|privileges?|admin\w*|root|sudo|superuser|owner(?:ship)?|roles?|scopes?|"
-            r"credentials?|api keys?|tokens?|(?:full |write |remote |shell )access|tool access)\b"
-            r"|\b(?:is|are|has been|have been|was|were) (?:now |hereby )?(?:pre-?)?(?:authori[sz]ed|permitted|allowed|"
-            r"whitelisted|exempt\w*|trusted)\b|\b(?:allow|white|safe)-?list\w*\b|\bchmod\b|\bsudo\b|\bas (?:an? )?(?:admin|root)\b"
-            r"|\b(?:full|unrestricted|unlimited|elevated) (?:access|permissions?|privileges?|authority)\b",
-        ),
-        (
-            "language that speaks to the model",
-            r"\b(?:you are (?:now|no longer)|from now on|act as|pretend|role-?play|developer mode|jailbreak\w*|dan mode|"
-            r"system prompt|system message|hidden prompt|new instructions?|important instructions?|system override|"
-            r"your (?:new |real |true )?(?:role|identity|instructions|task|goal|purpose) (?:is|are))\b"
-            r"|(?:^|\s)(?:system|assistant|user|developer|human|tool)\s*:|<\|?/?\w+\|?>|\[/?inst\]|###|```|</",
-        ),
-        (
-            "secrets or private data handed on",
-            r"\b(?:send|post|forward|upload|e-?mail|share|leak|exfiltrat\w*|transmit|publish|copy|export|report|reveal|"
-            r"disclose|print|include|append|attach|read out|repeat|show|output|cc|bcc)\w*\b(?:\W+\w+){0,7}?\W+"
-            r"(?:passwords?|passcodes?|secrets?|keys?|tokens?|credentials?|cookies?|card (?:number|details)\w*|cvv|pins?|"
-            r"ssn|social security|system prompt|environment variables?|\.?env|private data|personal data|customer data|"
-            r"conversation histor(?:y|ies)|chat histor(?:y|ies)|database dump|internal notes?)\b",
-        ),
-        (
-            "commands",
-            r"\brm -rf?\b|\bcurl\b|\bwget\b|\beval\(|\bexec\(|\bdrop table\b|\bdelete from\b|\bpowershell\b|\bbase64\b"
-            r"|\bsubprocess\b|\bos\.system\b|\|\s*(?:ba)?sh\b|\$\(|&&",
-        ),
-        (
-            "money moved",
-            r"\b(?:transfer|wire|send|pay|route|redirect|refund|deposit|credit)\w*\b(?:\W+\w+){0,8}?\W+(?:to (?:the |this |an? |my )?"
-            r"(?:account|iban|wallet|address|card|number)|iban|bitcoin|crypto\w*|gift cards?)\b"
-            r"|\b[a-z]{2}\d{2}[a-z0-9]{11,30}\b|\bgift cards?\b(?:\W+\w+){0,4}?\W+codes?\b",
-        ),
-        (
-            "full refunds or approvals for all",
-            r"\b(?:always|every|all|any|each)\b(?:\W+\w+){0,6}?\W+(?:approv\w+|refund\w*|grant\w*|discount\w*|waive\w*|"
-            r"upgrad\w+|compensat\w+|credit\w*|vouchers?)\b(?:\W+\w+){0,8}?\W+(?:full\w*|whatever|any amount|regardless|"
-            r"no matter|unconditional\w*|at once|immediately|even if|anyway|all)\b"
-            r"|\b(?:approv\w+|refund\w*|grant\w*|accept\w*|compensat\w+)\b(?:\W+\w+){0,8}?\W+(?:regardless|no matter|"
-            r"unconditional\w*|any amount|whatever (?:they|the|is)|even (?:if|when)|irrespective)\b",
-        ),
-    )
-)
