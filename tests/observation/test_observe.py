@@ -1,8 +1,10 @@
 """`relive.observe`: what is observed goes on as if nobody looked, and what it did is recorded."""
 
 import asyncio
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -310,6 +312,37 @@ def test_too_many_waiting_trees_are_lost_and_counted(monkeypatch: pytest.MonkeyP
     assert all(job.is_set() for job in jobs)
     assert writer.stats.lost in (3, 4)  # the thread may hold one that is not in the queue
     assert writer.stats.recorded + writer.stats.lost == 6
+
+
+def test_a_memory_that_is_no_longer_used_is_let_go() -> None:
+    class Kept:
+        def add_batch(self, experiences: Any) -> list[int]:
+            return [1] * len(experiences)
+
+    memory = Kept()
+    with observe("work", memory=memory):
+        pass
+    assert flush(30)
+    known = weakref.ref(memory)
+    del memory
+    gc.collect()
+    assert known() is None
+
+
+def test_nobody_waits_long_for_a_memory_that_is_held_up() -> None:
+    gate, late = threading.Event(), stats.late
+
+    class Held:
+        def add_batch(self, experiences: Any) -> list[int]:
+            assert gate.wait(60)
+            return [7] * len(experiences)
+
+    with observe("work", memory=Held()) as step:
+        pass
+    assert (stats.late, step.id) == (late + 1, None)  # it went on while the memory still held
+    gate.set()
+    assert flush(60)
+    assert step.id == 7
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -12,7 +12,8 @@ import pytest
 
 from relive.experience import Transition
 from relive.server import logs
-from relive.server.build import build, make_routes, public
+from relive.server.build import build, make_cache, make_routes, public
+from relive.server.serve import address, listen
 from relive.server.settings import SettingsError, json_schema, load
 
 WHOLE = """
@@ -67,11 +68,13 @@ def written(folder: Path, text: str) -> Path:
 def test_a_file_and_the_environment_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIVE_SERVER__PORT", "9100")
     monkeypatch.setenv("RELIVE_CAPTURE__DRAIN", "true")
+    monkeypatch.setenv("RELIVE_CACHE__MODE", "read")
     monkeypatch.setenv("RELIVE_FILE", "something else's")
     monkeypatch.setenv("EXAMPLE_KEY", "sk-example-key")
     settings = load(written(tmp_path, WHOLE), server={"host": "::1"})
     assert (settings.server.host, settings.server.port, settings.server.keys) == ("::1", 9100, "required")
     assert settings.capture.drain
+    assert (settings.cache.mode, load(None).cache.mode) == ("read", "read")
     routes = make_routes(settings)
     assert routes.models["large"].endpoint.key == "sk-example-key"
     assert str(routes.models["large"].price.cached) == "1.25"  # type: ignore[union-attr]
@@ -79,9 +82,23 @@ def test_a_file_and_the_environment_over_it(tmp_path: Path, monkeypatch: pytest.
     assert "sk-example-key" not in json.dumps(public(settings))
 
 
+def test_the_cache_is_off_unless_it_is_turned_on(tmp_path: Path) -> None:
+    assert make_cache(load(None)) is None
+    made = make_cache(load(written(tmp_path, '[cache]\nmode = "on"\nmax_age = 5\nmax_bytes = 1000')))
+    assert made is not None
+    assert made.allowed(None) == (True, True)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])  # noqa: S104
+def test_programs_on_the_same_machine_need_no_name_to_reach_it(host: str, shown: str) -> None:
+    with listen(host, 0) as listening:
+        port = listening.getsockname()[1]
+        assert address(listening, near=True) == f"http://{shown}:{port}"
+
+
 def test_every_setting_is_in_the_schema_with_its_meaning() -> None:
     schema = json_schema()
-    assert set(schema["properties"]) >= {"server", "store", "models", "tiers", "budgets", "rewards", "metrics"}
+    assert set(schema["properties"]) >= {"server", "store", "models", "tiers", "budgets", "rewards", "metrics", "cache"}
     assert schema["additionalProperties"] is False
     model = schema["$defs"]["ModelTable"]["properties"]
     assert model["api_key_env"]["description"]
@@ -93,6 +110,8 @@ def test_every_setting_is_in_the_schema_with_its_meaning() -> None:
         ("[server]\nport = 99999", "server.port"),
         ("[server]\nprot = 1", "server.prot: there is no such setting"),
         ("prot = 1", "prot: there is no such setting"),
+        ('[cache]\nmode = "always"', "cache.mode"),
+        ("[cache]\nmax_age = 0", "cache.max_age"),
         ('[[models]]\nname = "a"', "models.0.upstream"),
         ('[[models]]\nname = "a"\nupstream = "x"\napi_key_env = "A"\napi_key_file = "B"', "not both"),
         ('time_zone = "Mars"', "is no time zone"),

@@ -7,7 +7,7 @@ counted, logged and shown on the answer.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +19,9 @@ from relive.llm import Completion, Upstream, UpstreamError
 from relive.memory import Memory
 from relive.playbook.injection import Injection, Plan
 from relive.playbook.recall import Message, Prompt, Recall, Recalled, action_text
+
+if TYPE_CHECKING:
+    from relive.client import RemoteMemory
 
 T = TypeVar("T")
 
@@ -127,7 +130,7 @@ class Agent:
 
     Args:
         model: The model: an `Upstream`, or a model's name together with `base_url`.
-        memory: Where calls are recorded and recalled from; ``None``: nowhere.
+        memory: Where calls are recorded and recalled from, a file's or a server's; ``None``: nowhere.
         recall: How past successes are found; ``True``: a `Recall` over `memory` for this agent's own; ``False``: none.
         lessons: What of a playbook is put before the question, and what that is worth is measured; ``None``: nothing.
         name: Who acts, as recorded. Default ``"default"``.
@@ -148,7 +151,7 @@ class Agent:
         self,
         model: Model | str,
         *,
-        memory: Memory | None = None,
+        memory: "Memory | RemoteMemory | None" = None,
         recall: Recall | bool = True,
         lessons: Injection | None = None,
         name: str = "default",

@@ -127,17 +127,18 @@ class Writer:
 
     def _work(self) -> None:
         while True:
-            job = self._queue.get()
-            if isinstance(job, threading.Event):
-                job.set()
-                continue
-            try:
-                memory = job.memory()
-                self._write([(job.tree, None)], memory)
-            except Exception as error:  # noqa: BLE001 - a memory that cannot be opened must not end the thread
-                self._failed(len(job.tree), error)
-            finally:
-                job.done.set()
+            self._handle(self._queue.get())  # nothing of it is held on to while the next one is waited for
+
+    def _handle(self, job: _Job | threading.Event) -> None:
+        if isinstance(job, threading.Event):
+            job.set()
+            return
+        try:
+            self._write([(job.tree, None)], job.memory())
+        except Exception as error:  # noqa: BLE001 - a memory that cannot be opened must not end the thread
+            self._failed(len(job.tree), error)
+        finally:
+            job.done.set()
 
     def _write(self, level: list[tuple[Tree, int | None]], memory: Recording) -> None:
         """Writes trees, each under the record with this id."""

@@ -13,7 +13,7 @@ import uvicorn
 from relive.errors import ReliveError
 from relive.server import logs
 from relive.server.app import App
-from relive.server.build import Parts, build, is_loopback
+from relive.server.build import Parts, build
 from relive.server.settings import Settings
 
 _log = logging.getLogger("relive.server")
@@ -36,7 +36,7 @@ def serve(settings: Settings, *, on_ready: Callable[[str, Parts], None] | None =
     listening = listen(settings.server.host, settings.server.port)
     try:
         url = address(listening)
-        parts = build(settings, url=url)
+        parts = build(settings, url=address(listening, near=True))
         try:
             logs.set_up(settings.server.log_level, settings.server.log_format)
             for note in parts.notes:
@@ -69,11 +69,18 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def address(listening: socket.socket) -> str:
-    """The URL at which clients reach a listening socket."""
+def address(listening: socket.socket, *, near: bool = False) -> str:
+    """The URL at which clients reach a listening socket.
+
+    Args:
+        listening: The socket.
+        near: Only programs on this machine, where its name need not be known to any server of names.
+    """
     host, port = listening.getsockname()[:2]
-    shown = host if is_loopback(host) else socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+    if host in everywhere:
+        host = everywhere[host] if near else socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
