@@ -305,7 +305,6 @@ class Transaction:
             self._clock = max(time.time_ns() // 1000, self._newest)
         return self._clock
 
-
     def _note(self, kind: int, first: int, last: int, ids: bytes | None = None) -> None:
         self._number += 1
         self.connection.execute(
