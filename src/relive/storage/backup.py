@@ -7,10 +7,8 @@ A backup is taken in one step, from one view of the store: page-wise steps begin
 under a steady writer never end. Writers go on meanwhile; their log grows until the copy is done.
 """
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import apsw
@@ -19,6 +17,7 @@ import msgspec
 from relive.storage import audit
 from relive.storage.connection import check_path, connect, errors_of, immediate, prepare
 from relive.storage.errors import DamagedStoreError, ReadOnlyStoreError, StoragePathError
+from relive.storage.new_file import put, refuse_side_files, unfinished
 from relive.storage.sqlite import SqliteStorage
 
 
@@ -57,10 +56,11 @@ def backup(path: Path, to: Path, *, force: bool = False) -> BackupReport:
     Args:
         path: The store.
         to: The file to make.
-        force: Replace a file that is there.
+        force: Replace a file that is there, and what an older one has left beside it.
 
     Raises:
         StoragePathError: there is no store at `path`, or `to` cannot be written, or is there already.
+        StorageBusyError: somebody has the backup open that is to be replaced.
         DamagedStoreError: the store is damaged; a backup made before is left alone.
         StorageFullError: no room left for the copy.
     """
@@ -70,7 +70,9 @@ def backup(path: Path, to: Path, *, force: bool = False) -> BackupReport:
         raise StoragePathError(f"{to} is {'the store itself' if same else 'there already'}; choose another path.")
     if not to.parent.is_dir() or to.is_dir():
         raise StoragePathError(f"{to} cannot be made; give the path of a file in a folder that exists.")
-    with errors_of(path), closing(connect(path, readonly=True)) as source, _unfinished(to) as copy:
+    if not force:
+        refuse_side_files(to)
+    with errors_of(path), closing(connect(path, readonly=True)) as source, unfinished(to) as copy:
         prepare(source, path, readonly=True)
         with errors_of(to), closing(apsw.Connection(str(copy))) as target:
             with target.backup("main", source, "main") as step:
@@ -80,9 +82,7 @@ def backup(path: Path, to: Path, *, force: bool = False) -> BackupReport:
                 raise DamagedStoreError(f"The database in {path} is damaged ({damage}); nothing was backed up.")
             count = int(target.execute("SELECT count(*) FROM experience").get)
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        _sync(copy)
-        copy.replace(to)
-        _sync(to.parent)
+        put(copy, to, count)
     note_copy(path, "backup", to, count)
     return BackupReport(str(to), count, to.stat().st_size)
 
@@ -118,25 +118,6 @@ def note_copy(path: Path, action: str, to: Path, experiences: int) -> None:
         with closing(connect(path)) as connection, immediate(connection):
             target = str(to.absolute())
             audit.add(connection, action, at=time.time_ns() // 1000, target=target, after={"experiences": experiences})
-
-
-@contextmanager
-def _unfinished(to: Path) -> Iterator[Path]:
-    """A path beside `to`; what is still there in the end is removed."""
-    path = to.with_name(f".{to.name}.{os.getpid()}.unfinished")
-    try:
-        yield path
-    finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _size(path: Path) -> int:

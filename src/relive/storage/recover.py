@@ -10,7 +10,6 @@ not, so a flipped byte in a name or a reward stays unnoticed. What can be made f
 tags, the text index. Priorities and the order of sampling are kept only if nothing else was lost.
 """
 
-import os
 import shutil
 import tempfile
 import time
@@ -29,6 +28,7 @@ from relive.storage.check import Body, body, index_problems, is_experience, is_t
 from relive.storage.codec import Decompressor
 from relive.storage.connection import PAGE_SIZE, check_path, connect, errors_of, fetch, immediate, prepare
 from relive.storage.errors import DamagedStoreError, NotAStoreError, StoragePathError
+from relive.storage.new_file import put, refuse_side_files, unfinished
 from relive.storage.pages import MAGIC, Pages
 from relive.storage.record import COLUMNS, HAS_LATE_NEXT_STATE, HAS_TOKENS
 from relive.storage.salvage import Row, Salvage, Shape, shapes
@@ -70,7 +70,7 @@ def recover(old: Path, new: Path, *, tell: Tell = lambda _: None) -> RecoveryRep
 
     Args:
         old: The damaged store; it is not changed.
-        new: Where to; there must be no file yet. It is there whole once this returns, or not at all.
+        new: Where to; there must be no file yet, nor anything of an older one beside it. It is there whole once this returns, or not at all.
         tell: Called with what is being done next.
 
     Raises:
@@ -82,11 +82,11 @@ def recover(old: Path, new: Path, *, tell: Tell = lambda _: None) -> RecoveryRep
     is_store = _is_store(old)
     if new.exists():
         raise StoragePathError(f"{new} is there already; choose another path for what is saved.")
+    refuse_side_files(new)
     check_path(new, readonly=False)
-    unfinished = new.with_name(f".{new.name}.{os.getpid()}.unfinished")
-    try:
-        with errors_of(new), closing(connect(unfinished)) as target:
-            prepare(target, unfinished, readonly=False)
+    with unfinished(new) as made:
+        with errors_of(new), closing(connect(made)) as target:
+            prepare(target, made, readonly=False)
             if old.stat().st_size:
                 with (
                     _with_log(old, new.parent, tell) as source,
@@ -102,10 +102,7 @@ def recover(old: Path, new: Path, *, tell: Tell = lambda _: None) -> RecoveryRep
                 now, source_path = time.time_ns() // 1000, str(old.absolute())
                 audit.add(target, "recover", at=now, target=source_path, after=msgspec.to_builtins(report))
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        unfinished.replace(new)
-    finally:
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{unfinished}{suffix}").unlink(missing_ok=True)
+        put(made, new, report.saved)
     return report
 
 
