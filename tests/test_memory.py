@@ -206,6 +206,22 @@ def test_a_write_that_fails_leaves_the_index_as_it_was(path: Path, tmp_path: Pat
     twin.close()
 
 
+def test_a_memory_that_cannot_be_flushed_is_closed_and_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = relive.open(path)
+    memory.add_batch(transitions(3))
+
+    def full() -> None:
+        raise StorageFullError("No room left.")
+
+    monkeypatch.setattr(memory.storage, "flush", full)
+    with pytest.raises(StorageFullError):
+        memory.close()
+    assert memory.storage.closed
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name]
+    with relive.open(path) as again:
+        assert len(again) == 3
+
+
 def test_a_second_owner_is_told_who_holds_the_index_and_may_record_meanwhile(path: Path) -> None:
     with relive.open(path) as memory:
         code = """

@@ -408,9 +408,11 @@ class Memory(OwnedBuffer):
 
     def close(self) -> None:
         """Keeps what is pending and lets go of the file; a second call does nothing."""
-        if not self.storage.closed and self.storage.owns_index:
-            self.flush()
-        self.storage.close()
+        try:
+            if not self.storage.closed and self.storage.owns_index:
+                self.flush()
+        finally:
+            self.storage.close()
 
     def __enter__(self) -> Self:
         return self

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import relive
 from relive.experience import Feedback, TokenTrace, Transition
-from relive.storage import DamagedStoreError, NotAStoreError, SqliteStorage, StorageError, StoragePathError
+from relive.storage import DamagedStoreError, NotAStoreError, SqliteStorage, StoragePathError
 from relive.storage.connection import PAGE_SIZE, connect
 from relive.storage.pages import Pages
 from relive.storage.recover import recover
@@ -115,16 +116,41 @@ def test_a_healthy_store_is_saved_whole(store: Path, original: Path, tmp_path: P
 def test_sto_08_zeroed_bytes_are_reported_and_the_rest_is_saved(store: Path, original: Path, tmp_path: Path) -> None:
     overwrite(store, 8192, bytes(4096))
     before = digest(store)
-    with pytest.raises(DamagedStoreError, match="relive recover"), SqliteStorage(store) as storage:
-        storage.store_id()
     for number in range(2):  # a second start makes no further copies
-        with pytest.raises(StorageError), SqliteStorage(store) as storage:
-            storage.store_id()
+        for opening in (SqliteStorage, relive.open):
+            with pytest.raises(DamagedStoreError, match="relive recover"):
+                opening(store)
+        with pytest.raises(DamagedStoreError, match="relive recover"):
+            SqliteStorage(store, readonly=True)
         report = recover(store, tmp_path / f"new{number}.db")
         assert report.saved == 500
         assert not report.complete
         assert check_saved(store, tmp_path / f"new{number}.db", original) == 500
     assert digest(store) == before
+
+
+def test_a_table_whose_first_page_is_damaged_is_named_when_the_store_is_opened(store: Path, tmp_path: Path) -> None:
+    connection = connect(store)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    found = "SELECT name, rootpage FROM sqlite_schema WHERE type = 'table' AND rootpage > 1"
+    pages = connection.execute(found).fetchall()
+    connection.close()
+    assert len(pages) > 15
+    for name, page in pages:
+        damaged = tmp_path / f"{name}.db"
+        shutil.copyfile(store, damaged)
+        overwrite(damaged, (page - 1) * PAGE_SIZE, bytes(PAGE_SIZE))
+        with pytest.raises(DamagedStoreError, match="relive recover"):
+            SqliteStorage(damaged)
+        damaged.unlink()
+
+
+def test_a_store_without_its_id_is_damaged(store: Path) -> None:
+    connection = connect(store)
+    connection.execute("DELETE FROM setting WHERE name = 'store_id'")
+    connection.close()
+    with pytest.raises(DamagedStoreError, match="has lost its id"):
+        SqliteStorage(store)
 
 
 def test_sto_08_a_file_cut_to_60_percent_gives_what_it_still_holds(store: Path, original: Path, tmp_path: Path) -> None:

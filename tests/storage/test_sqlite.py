@@ -171,6 +171,17 @@ def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.Monkey
     assert files_of(path) == set()
 
 
+def test_a_link_to_a_file_on_a_network_file_system_is_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far").mkdir()
+    path.symlink_to(tmp_path / "far" / "agent.db")
+    monkeypatch.setattr(connection, "file_system", lambda folder: "nfs" if folder.name == "far" else "ext4")
+    with pytest.raises(StoragePathError, match=r"network file system \(nfs\)"):
+        SqliteStorage(path)
+    assert list((tmp_path / "far").iterdir()) == []
+
+
 def test_the_file_system_of_a_folder_is_that_of_its_innermost_mount() -> None:
     assert connection.file_system(Path("/proc/self")) == "proc"
     assert connection.file_system(Path("/")) not in ("", "proc")

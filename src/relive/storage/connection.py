@@ -97,7 +97,7 @@ def check_path(path: Path, *, readonly: bool) -> None:
         raise StoragePathError(f"There is no store at {path}; check the name, or open it for writing to make one.")
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise StoragePathError(f"{path} is not a plain file; give the path of a file for the store.")
-    kind = file_system(folder)
+    kind = file_system(path.resolve().parent)  # a link may lead elsewhere
     if _NETWORK_FILE_SYSTEMS.fullmatch(kind):
         raise StoragePathError(
             f"{path} lies on a network file system ({kind}), where locks do not protect a database; "
@@ -185,6 +185,19 @@ def prepare(connection: apsw.Connection, path: Path, *, readonly: bool) -> None:
     if changed:  # so that the header in the file itself tells an older Relive what it is
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         _sync_folder(path.parent)
+
+
+def look_over(connection: apsw.Connection, path: Path) -> None:
+    """Reads the store's own id and the first row of every table, so that damage is named when the store is opened.
+
+    Raises:
+        DamagedStoreError: they cannot be read. Damage further inside is found by whoever reads there.
+    """
+    with errors_of(path):
+        for (table,) in fetch(connection, "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"):
+            fetch(connection, f'SELECT * FROM "{table}" LIMIT 1')  # noqa: S608 - a name from the database itself
+        if connection.execute("SELECT value FROM setting WHERE name = 'store_id'").get is None:
+            raise DamagedStoreError(f"The store in {path} has lost its id; save what is left with `relive recover`.")
 
 
 def fetch(connection: apsw.Connection, statement: str, values: Sequence[Any] = ()) -> list[Any]:

@@ -70,7 +70,8 @@ def recover(old: Path, new: Path, *, tell: Tell = lambda _: None) -> RecoveryRep
 
     Args:
         old: The damaged store; it is not changed.
-        new: Where to; there must be no file yet, nor anything of an older one beside it. It is there whole once this returns, or not at all.
+        new: Where to; there must be no file yet, nor anything of an older one beside it. It is there whole once this
+            returns, or not at all.
         tell: Called with what is being done next.
 
     Raises:

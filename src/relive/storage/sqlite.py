@@ -29,6 +29,7 @@ from relive.storage.connection import (
     connect,
     errors_of,
     immediate,
+    look_over,
     prepare,
     roll_back,
 )
@@ -99,6 +100,7 @@ class SqliteStorage(StoreReads, Forkable):
             connection = open_connection(False)
             try:
                 prepare(connection, self.path, readonly=readonly)
+                look_over(connection, self.path)
             finally:
                 connection.close()
         self._pool = Pool(open_connection)
