@@ -107,12 +107,12 @@ def upstream(folder: Path) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def relive(folder: Path, base_url: str, store: Path | None = None, port: int | None = None) -> Iterator[Target]:
-    """Relive with all of it on: a key, a budget, prices, recording, the journal."""
-    store, port = store or folder / "relive.db", port or free_port()
+def relive(folder: Path, base_url: str, store: Path | None = None) -> Iterator[Target]:
+    """Relive with all of it on: a key, a budget, prices, recording, the journal; its spool is in the folder."""
+    store, port = store or folder / "relive.db", free_port()
     folder.mkdir(exist_ok=True)
     ledger, keys = open_keys(store)
-    key, _ = keys.create("bench", ["call"])
+    key, _ = keys.create("bench", ["call", "read"])
     ledger.close()
     (folder / "relive.toml").write_text(
         textwrap.dedent(f"""
@@ -122,6 +122,7 @@ def relive(folder: Path, base_url: str, store: Path | None = None, port: int | N
 
             [store]
             path = "{store}"
+            spool = "{folder / "spool"}"
 
             [[models]]
             name = "bench-1"

@@ -56,6 +56,7 @@ async def served(folder: Path, **over: Any) -> AsyncIterator[Served]:
     await upstream.start()
     store = {"path": folder / "store.db", **over.pop("store", {})}
     models = over.pop("models", [{"name": "m", "upstream": upstream.base_url}])
+    models = models(upstream.base_url) if callable(models) else models
     parts = build(load(None, store=store, models=models, **over))
     server = uvicorn.Server(uvicorn.Config(App(parts), port=0, log_level="critical", lifespan="on"))
     serving = asyncio.create_task(server.serve())

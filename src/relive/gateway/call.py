@@ -108,6 +108,7 @@ class Call:
             await self._follow(plan)
             self._keep_answer()
         except Exception as error:
+            self._limit = None
             if not self._over:
                 self._capture.fail(f"The gateway itself failed: {type(error).__name__}.", "gateway")
                 await self._record("interrupted" if self._client.begun else "failed")

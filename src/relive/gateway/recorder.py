@@ -36,7 +36,7 @@ STUCK = 4
 MOST_OUTSTANDING = 2_048
 """Records given to the store and not yet acknowledged; beyond, new ones go to the spool."""
 
-MOST_MEMORY = 32 << 20
+MOST_MEMORY = 16 << 20
 """Bytes of records kept in memory while neither store nor spool takes them."""
 
 RETRY = 1.0
