@@ -5,6 +5,7 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -198,6 +199,19 @@ def test_a_text_is_found_however_json_writes_it(store: SqliteStorage, match: str
     )
     store.feedback(Feedback(experience_id=1, source="the source", key="the key", reward=1.0))
     assert forget.find(store, Selection(match=match)) == [1]
+
+
+_RAW = rb'{"m":"I am O\u0027Brien, alice\u002Bwork\u0040x.com, caf\u00C9, a\/b, \ud83d\uDE00 and \"x\""}'
+
+
+@pytest.mark.parametrize("nested", range(5))
+@pytest.mark.parametrize("match", ["O'Brien", "alice+work@x.com", "café", "a/b", '\U0001f600 and "x"'])
+def test_a_text_is_found_however_others_escaped_it(store: SqliteStorage, match: str, nested: int) -> None:
+    text = _RAW
+    for _ in range(nested):
+        text = json.dumps({"arguments": "said: " + text.decode()}).encode()
+    store.append([Transition(state=msgspec.Raw(text), action=None), Transition(state=r"C:\users/café", action="a\\/c")])
+    assert forget.find(store, Selection(match=match)) == ([1, 2] if match == "café" else [1])
 
 
 def test_a_name_that_was_redacted_is_found_by_the_name(store: SqliteStorage) -> None:

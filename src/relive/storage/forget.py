@@ -14,6 +14,7 @@ before, and what a file system or a disk keeps of overwritten blocks, are out of
 """
 
 import json
+import re
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -238,8 +239,31 @@ def _forms(text: str) -> list[str]:
 
 
 def _holds(forms: list[str], texts: list[str | None], bodies: list[bytes]) -> bool:
-    whole = "\n".join([*(text for text in texts if text), *(body.decode() for body in bodies)]).casefold()
+    whole = "\n".join([*(text for text in texts if text), *(body.decode() for body in bodies)])
+    if _is_in(forms, whole):
+        return True
+    for _ in range(_MOST_NESTED + 1):
+        if _OTHER_ESCAPES.search(whole) is None:  # all else is written in one of the forms
+            return False
+        whole = clean_text(_ESCAPE.sub(_unescaped, whole))
+        if _is_in(forms, whole):
+            return True
+    return False
+
+
+def _is_in(forms: list[str], whole: str) -> bool:
+    whole = whole.casefold()
     return any(form in whole for form in forms)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    digits = escape["digits"]
+    return _SHORT_ESCAPES[escape["short"]] if digits is None else chr(int(digits, 16))
+
+
+_OTHER_ESCAPES = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|/)")
+_ESCAPE = re.compile(r"\\(?:u(?P<digits>[0-9A-Fa-f]{4})|(?P<short>[\"\\/bfnrt]))")
+_SHORT_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", **{sign: sign for sign in '"\\/'}}
 
 
 # ---- Deleting
