@@ -69,7 +69,8 @@ def open(  # noqa: A001 - read as `relive.open`
     Args:
         path: The file; its folder must exist. Or a server's address, such as ``http://127.0.0.1:8400``.
         capacity: Most experiences kept; ``None``: as many as when it was last opened, else 1,000,000. If it is
-            less than what is stored, the oldest are removed.
+            less than what is stored, the oldest are removed. This and the limits below are written into the file and
+            hold for all who record: where another process than this one adds too much, the oldest leave.
         sampler: What is drawn; ``None``: `Prioritized` with its defaults.
         remover: What leaves when it is full; ``None``: the oldest.
         priority: Rule that gives an experience its raw priority, evaluated again when a reward arrives.
@@ -137,6 +138,12 @@ def open_file(
         IndexOwnedError: another process (or this one) has it open already as its owner; the error says who.
         StorageError: the path cannot hold a store, or holds something else; each kind has its own class.
     """
+    given = [name for name in ("capacity", "max_bytes", "max_age") if buffer.get(name) is not None]
+    if given and (readonly or follower):
+        raise BufferSettingError(
+            f"{' and '.join(given)} is for whoever draws from {path} to say; leave it out with readonly=True or "
+            "follower=True. What its owner set holds for whatever is recorded here too."
+        )
     storage = SqliteStorage(path, durability=durability, readonly=readonly, text_index=text_index, redact=redact)
     try:
         if not (readonly or follower):

@@ -20,6 +20,7 @@ from relive.buffer.workers import leave_forks
 from relive.experience import Transition
 from relive.storage import record
 from relive.storage.buffer_state import BufferState, from_bytes, restore_index
+from relive.storage.limits import Limits
 from relive.storage.record import Row
 from relive.storage.rows import DurableRows, Experiences
 from relive.storage.sampling import SavedIndex
@@ -53,7 +54,7 @@ class OwnedBuffer(ReplayBuffer):
                 raise BufferSettingError(f"{name} is {limit}; it must be above 0 and finite, or None.")
         self.storage = storage
         self._most_bytes = max_bytes
-        self._most_microseconds = None if max_age is None else round(max_age * 1e6)
+        self._most_microseconds = None if max_age is None else max(1, round(max_age * 1e6))
         self._expiry: int | None = None  # when the oldest leaves, in microseconds since 1970 UTC
         saved = storage.load_index()
         state = from_bytes(saved.state)
@@ -69,6 +70,7 @@ class OwnedBuffer(ReplayBuffer):
         storage.hold_at_forks(self._lock)
         if storage.owns_index:
             self._write(self._restore, follow=False).result()
+            storage.keep_limits_by(lambda transaction: self._inside(transaction, lambda _: None))
 
     def _write(
         self,
@@ -81,24 +83,35 @@ class OwnedBuffer(ReplayBuffer):
         """Has `call` run by the writer, under the buffer's lock, after the index was brought up to date."""
 
         def act(transaction: Transaction) -> Any:
-            self._lock.acquire()
-            transaction.on_end(self._ended)
-            was_ring = self._index.is_ring
-            news = self._news(transaction) if follow else None
-            self._durable.begin(transaction, encoded, news)
-            if news is not None:
-                self._apply_news(news)
-            result = call(transaction)
-            self._durable.note_added()
-            self._enforce_limits(transaction)
-            if was_ring and not self._index.is_ring:
-                self._durable.note_ring_end(self._index.free_slots(), self._capacity)
-            if follow:
-                self._followed = transaction.number
-            self._durable.save(self._state(whole=whole_state).to_bytes())
-            return result
+            return self._inside(transaction, call, encoded, follow=follow, whole_state=whole_state)
 
         return self.storage.write(act, len(encoded) or 1, sum(map(record.size, encoded.values())))
+
+    def _inside(
+        self,
+        transaction: Transaction,
+        call: Callable[[Transaction], Any],
+        encoded: Mapping[int, Row] = MappingProxyType({}),
+        *,
+        follow: bool = True,
+        whole_state: bool = False,
+    ) -> Any:
+        self._lock.acquire()
+        transaction.on_end(self._ended)
+        was_ring = self._index.is_ring
+        news = self._news(transaction) if follow else None
+        self._durable.begin(transaction, encoded, news)
+        if news is not None:
+            self._apply_news(news)
+        result = call(transaction)
+        self._durable.note_added()
+        self._enforce_limits(transaction)
+        if was_ring and not self._index.is_ring:
+            self._durable.note_ring_end(self._index.free_slots(), self._capacity)
+        if follow:
+            self._followed = transaction.number
+        self._durable.save(self._state(whole=whole_state).to_bytes())
+        return result
 
     def _enforce_limits(self, transaction: Transaction) -> None:
         """Removes what is too much or too old; what alone is larger than all may be leaves at once."""
@@ -179,7 +192,8 @@ class OwnedBuffer(ReplayBuffer):
     # ---- Loading
 
     def _restore(self, transaction: Transaction) -> None:
-        """Takes up the index where its last owner left it."""
+        """Takes up the index where its last owner left it, and says what the store may hold from now on."""
+        transaction.set_limits(Limits(self._capacity, self._most_bytes, self._most_microseconds))
         saved = transaction.load_index()
         state = from_bytes(saved.state)
         if state is None:

@@ -114,6 +114,7 @@ class SqliteStorage(StoreReads, Forkable):
         self._origin = secrets.randbits(62)
         self._writer = Writer(self._begin, self._pool.writing, self.path)
         self._closed = False
+        self._keep_limits: Callable[[Transaction], None] | None = None
         self._locks: list[AbstractContextManager[bool]] = []
         watch(self)
         _open_stores.add(self)
@@ -328,7 +329,12 @@ class SqliteStorage(StoreReads, Forkable):
 
     def release(self) -> None:
         """Gives the ownership of the sampling index back."""
+        self._keep_limits = None
         self._claim.release()
+
+    def keep_limits_by(self, call: Callable[[Transaction], None]) -> None:
+        """Has `call` say what leaves when this process appends more than the store may hold; for the index's owner."""
+        self._keep_limits = call
 
     @property
     def owns_index(self) -> bool:
@@ -425,6 +431,7 @@ class SqliteStorage(StoreReads, Forkable):
         self._trainer = Trainer(self._pool.reading, self._keep_dictionary)
         self._checkpointer = Checkpointer(self._pool.reading, self._busy_timeout)
         self._claim.forget()
+        self._keep_limits = None
         self._origin = secrets.randbits(62)
         if self._closed:
             self._writer.close()
@@ -438,6 +445,8 @@ class SqliteStorage(StoreReads, Forkable):
                 found = dictionaries.newest(connection)
                 self._compress = transaction.compress = Compressor(found)
                 self._dictionary = None if found is None else found[0]
+            if self._keep_limits is not None:
+                transaction.keep_limits = self._keep_limits
         except BaseException:  # nobody else ends what nobody was given
             roll_back(connection)
             raise

@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from relive.storage import audit, sampling
+from relive.storage import audit, limits, sampling
 from relive.storage import feedback as feedback_rule
 from relive.storage.codec import Compressor, TraceRow
 from relive.storage.connection import fetch
 from relive.storage.damage import damage_to
+from relive.storage.limits import Limits
 from relive.storage.protocol import Changes
 from relive.storage.reading import Reader, int64
 from relive.storage.record import COLUMNS, HAS_LATE_NEXT_STATE, HAS_NEXT_STATE, Row
@@ -47,11 +48,17 @@ _DELETE = tuple(
 _STATE = """SELECT next_id, rows, bytes, evicted, (SELECT max(id) FROM dictionary), (SELECT max(number) FROM change),
     (SELECT stored_at FROM experience ORDER BY id DESC LIMIT 1),
     EXISTS (SELECT 1 FROM feedback WHERE episode_id IS NOT NULL),
-    (SELECT max(experience_id) FROM feedback WHERE experience_id IS NOT NULL) FROM total"""
+    (SELECT max(experience_id) FROM feedback WHERE experience_id IS NOT NULL),
+    (SELECT value FROM setting WHERE name = 'limits') FROM total"""
 
 
 class Transaction:
-    """The write side of a store inside one transaction; made by the writer, valid until its end."""
+    """The write side of a store inside one transaction; made by the writer, valid until its end.
+
+    Attributes:
+        limits: What the store may hold.
+        keep_limits: Removes what is too much, before the commit of a transaction that added something.
+    """
 
     def __init__(self, connection: apsw.Connection, reader: Reader, compress: Compressor, origin: int) -> None:
         self.connection = connection
@@ -65,6 +72,8 @@ class Transaction:
         self._number: int = state[5] or 0
         self._newest: int = state[6] or 0  # when the newest experience was stored
         self._feedback_waits = bool(state[7]) or (state[8] or 0) >= self._next_id
+        self.limits = limits.decoded(state[9])
+        self.keep_limits: Callable[[Transaction], None] = limits.remove_oldest
         self._first_number = self._number + 1
         self._index_changed = False
         self._clock: int | None = None
@@ -184,6 +193,12 @@ class Transaction:
             self._note_ids(REWARDED, np.array(ids, np.int64))
         return len(ids)
 
+    def set_limits(self, new: Limits) -> None:
+        """Sets what the store may hold, for whoever writes to it."""
+        if new != self.limits:
+            limits.save(self.connection, new)
+            self.limits = new
+
     def expired(self, before: int) -> list[int]:
         """Ids of what was stored before a time (microseconds since 1970 UTC): the oldest, as times rise with ids."""
         expired: list[int] = []
@@ -275,7 +290,11 @@ class Transaction:
         self._ends.append(call)
 
     def finish(self) -> None:
-        """Writes what is kept once a transaction; the writer commits next."""
+        """Keeps the limits and writes what is kept once a transaction; the writer commits next."""
+        grew = self._next_id > self._totals[0] or self._bytes > self._totals[2]
+        if grew and self.limits.exceeded(self):
+            self.keep_limits(self)
+            limits.remove_oldest(self)  # what whoever keeps them does not know of
         totals = (self._next_id, self._rows, self._bytes, self._evicted)
         if totals != self._totals:
             self.connection.execute("UPDATE total SET next_id = ?, rows = ?, bytes = ?, evicted = ?", totals)
