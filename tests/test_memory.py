@@ -17,6 +17,7 @@ from relive.buffer import BufferSettingError, InvalidPriorityError, Selector
 from relive.buffer.selector import Selection
 from relive.errors import InvalidExperienceError
 from relive.storage import IndexOwnedError, NotOwnerError, ReadOnlyStoreError, SqliteStorage, StorageFullError
+from relive.storage.sampling import IndexChange
 
 
 @pytest.fixture
@@ -185,6 +186,39 @@ def test_a_bad_priority_adds_nothing(path: Path) -> None:
         assert memory.priorities([1, 2]).tolist() == [1.0, 1.0]
         with pytest.raises(InvalidExperienceError, match="not str"):
             memory.add("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 1e39])
+def test_a_follower_refuses_what_the_owner_would(path: Path, bad: float) -> None:
+    with relive.open(path) as owner, relive.open(path, follower=True) as memory:
+        with pytest.raises(InvalidPriorityError, match="experience 1 of the new ones"):
+            memory.add_batch(transitions(2), priorities=[1.0, bad])
+        assert len(owner.storage) == 0
+        with pytest.raises(InvalidExperienceError, match="priority is"):
+            owner.storage.append(transitions(1), priorities=[bad])
+        owner.storage.append(transitions(1))
+        with pytest.raises(InvalidExperienceError, match="one priority for each id"):
+            owner.storage.set_priorities([1], [bad])
+
+
+@pytest.mark.parametrize("alpha", [0.6, 1.0, 2.0])
+def test_a_store_that_holds_priorities_beyond_the_largest_one_still_opens_and_draws(path: Path, alpha: float) -> None:
+    def sampler() -> Selector:
+        return buffer.Prioritized(alpha)
+
+    with relive.open(path, sampler=sampler()) as memory, SqliteStorage(path) as other:
+        row = other.encode(transitions(1), priorities=[3e38])[0]._replace(priority=1e39)
+        other.write(lambda transaction: transaction.append([row])).result()
+        memory.add_batch(transitions(1), priorities=[1.0])
+        assert 1 in memory.sample(64).ids
+        infinite = IndexChange(np.array([1], np.int32), np.array([np.inf], np.float32))
+        memory.storage.write(lambda transaction: transaction.save_index(infinite)).result()
+    for capacity in (None, 10):
+        with relive.open(path, sampler=sampler(), capacity=capacity) as memory:
+            batch = memory.sample(64)
+            assert 1 in batch.ids
+            assert np.isfinite(batch.probabilities).all()
+            assert np.isfinite(memory.priorities([1, 2])).all()
 
 
 def test_a_write_that_fails_leaves_the_index_as_it_was(path: Path, tmp_path: Path) -> None:

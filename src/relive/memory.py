@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer import Batch, BufferSettingError, BufferStateError, BufferStats, ReplayBuffer, Selector
+from relive.buffer.checks import floats_of, keepable, refusal
 from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import Ids
 from relive.experience import Feedback, Outcome, Transition
@@ -236,8 +237,12 @@ class Memory(OwnedBuffer):
         """Like `add_batch`, but returns at once; the future has the ids when they are kept."""
         experiences = list(experiences)
         if not self.storage.owns_index:
-            given = None if priorities is None else np.asarray(priorities, np.float64).tolist()
-            return _then(self.storage.append_soon(experiences, priorities=given), _as_ids)
+            given = None if priorities is None else floats_of("priorities", priorities)
+            if given is not None and not (fine := keepable(given) == given).all():
+                bad = int(np.argmin(fine))
+                raise refusal(f"experience {bad} of the new ones", given[bad])
+            appended = self.storage.append_soon(experiences, priorities=None if given is None else given.tolist())
+            return _then(appended, _as_ids)
         encoded = dict(zip(map(id, experiences), self.storage.encode(experiences), strict=True))
         return self._write(lambda _: ReplayBuffer.add_batch(self, experiences, priorities), encoded)
 

@@ -14,6 +14,20 @@ LARGEST_PRIORITY = float(np.finfo(np.float32).max)
 """Priorities are kept as float32."""
 
 
+def is_priority(value: Any) -> bool:
+    """Whether a value is a number that can be kept as a priority."""
+    return isinstance(value, int | float | np.integer | np.floating) and bool(0 <= value <= LARGEST_PRIORITY)
+
+
+def keepable(priorities: npt.NDArray[np.floating[Any]], alpha: float = 1.0) -> Floats:
+    """The nearest priorities that can be kept and raised to `alpha`; NaN stays, as "none was given".
+
+    For what a file holds: a caller's own bad priority is refused instead.
+    """
+    largest = LARGEST_PRIORITY if alpha <= 1 else 0.999 * LARGEST_PRIORITY ** (1 / alpha)  # powers are approximate
+    return np.clip(np.asarray(priorities, dtype=np.float64), 0.0, largest)
+
+
 def positive(name: str, value: int) -> int:
     """A whole number of at least 1.
 

@@ -18,7 +18,7 @@ import numpy as np
 from relive.buffer._core import Index
 from relive.buffer.arrays import ArrayStorage
 from relive.buffer.blocks import HEADS
-from relive.buffer.checks import count_of, positive, refusal, take_of
+from relive.buffer.checks import count_of, keepable, positive, refusal, take_of
 from relive.buffer.composites import remover_for
 from relive.buffer.errors import BufferSettingError, BufferStateError
 from relive.buffer.evaluation import Evaluation
@@ -200,7 +200,8 @@ class Contents:
             self._set_priorities(ids, priorities)
 
     def _follow_inserted(self, changes: Changes) -> None:
-        ids, priorities = changes.inserted, changes.inserted_priorities.copy()
+        ids = changes.inserted
+        priorities = keepable(changes.inserted_priorities, self._index.alpha)
         surplus = len(ids) - self._capacity
         if surplus > 0:  # more than fit at once: only the newest can stay
             self._rows.evict(ids[:surplus], np.full(surplus, -1))
@@ -213,6 +214,8 @@ class Contents:
             ruled = None
             if self._evaluation.exists:
                 ruled = self._evaluation.of_new(self._rows.get(ids[unknown], np.full(int(unknown.sum()), -1)))
+            if ruled is not None:
+                self._check_priorities(ids[unknown], ruled)
             priorities[unknown] = self._index.default_priority(NO_IDS) if ruled is None else ruled
         experiences = self._rows.get(ids, np.full(len(ids), -1)) if self._watched else ()
         self._commit(NO_IDS, ids, priorities, experiences)

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from relive.buffer._core import Index
+from relive.buffer.checks import keepable
 from relive.buffer.rows import NO_IDS
 from relive.storage.damage import damage_to
 from relive.storage.errors import NewerStoreError
@@ -80,7 +81,7 @@ def restore_index(index: Index, saved: SavedIndex, state: BufferState) -> bool:
     """Fills an empty index slot by slot; False, and the index is as it was: what was saved does not fit together."""
     taken = np.flatnonzero(saved.ids > 0)
     order = taken[np.argsort(saved.ids[taken])]
-    ids, priorities = saved.ids[order], saved.priorities[order]
+    ids, priorities = saved.ids[order], keepable(saved.priorities[order], index.alpha)
     if len(order) and order.max() >= index.capacity:
         return False
     free = NO_IDS
@@ -92,8 +93,11 @@ def restore_index(index: Index, saved: SavedIndex, state: BufferState) -> bool:
         free = np.concatenate([unranked, ranked[np.argsort(-slots[ranked])]])
     elif len(ids) and not (ids[-1] - ids[0] + 1 == len(ids) and np.array_equal(order, ids % index.capacity)):
         return False
-    index.restore(ids, order, priorities, free, state.ring)
-    index.update(ids, priorities.astype(np.float64))  # applies alpha
+    try:
+        index.restore(ids, order, priorities.astype(np.float32), free, state.ring)
+    except ValueError:
+        return False
+    index.update(ids, priorities)  # applies alpha
     index.skip_to(state.next_id)
     return True
 

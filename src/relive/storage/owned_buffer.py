@@ -14,6 +14,7 @@ import numpy as np
 
 from relive.buffer import BufferSettingError, ReplayBuffer, Selector
 from relive.buffer._core import Index
+from relive.buffer.checks import keepable
 from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import NO_IDS, Changes, Ids
 from relive.buffer.workers import leave_forks
@@ -234,7 +235,7 @@ class OwnedBuffer(ReplayBuffer):
         order = taken[np.argsort(saved.ids[taken])]
         surplus = max(0, len(order) - self._capacity)
         transaction.evict(saved.ids[order[:surplus]].tolist())
-        ids, priorities = saved.ids[order[surplus:]], saved.priorities[order[surplus:]].astype(np.float64)
+        ids, priorities = saved.ids[order[surplus:]], keepable(saved.priorities[order[surplus:]], self._index.alpha)
         transaction.clear_index()
         self._durable.ring, self._durable.free_rank = True, 0
         self._index.replace(NO_IDS, ids, priorities)

@@ -12,6 +12,7 @@ import apsw
 import numpy as np
 import numpy.typing as npt
 
+from relive.buffer.checks import keepable
 from relive.storage.damage import damage_to, damaged
 from relive.storage.schema import CHUNK
 from relive.storage.stored import Stored
@@ -134,6 +135,7 @@ def _load(connection: apsw.Connection) -> SavedIndex:
         priorities[change.slots] = change.priorities
         if change.ids is not None:
             ids[change.slots] = change.ids
+    priorities = keepable(np.nan_to_num(priorities, nan=0.0)).astype(np.float32)  # damaged bytes may be anything
     state = connection.execute("SELECT body FROM index_state").get
     return SavedIndex(ids, priorities, state or b"")
 

@@ -16,6 +16,7 @@ import apsw
 import numpy as np
 import numpy.typing as npt
 
+from relive.buffer.checks import LARGEST_PRIORITY, is_priority
 from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Transition
 from relive.storage import dictionaries, record, sampling, schema
@@ -195,8 +196,10 @@ class SqliteStorage(StoreReads, Forkable):
                 raise InvalidExperienceError(
                     f"A store keeps relive.Transition(state=…, action=…) objects, not {type(experience).__name__}."
                 )
-            if priority is not None and not 0 <= priority < float("inf"):
-                raise InvalidExperienceError(f"priority is {priority}; it must be finite and not negative.")
+            if priority is not None and not is_priority(priority):
+                raise InvalidExperienceError(
+                    f"priority is {priority}; it must be a finite number from 0 to {LARGEST_PRIORITY:.2g}."
+                )
             rows.append(
                 record.encode(experience, priority=priority, uid=uid, with_text=self._text_index, redact=self._redact)
             )
@@ -294,9 +297,11 @@ class SqliteStorage(StoreReads, Forkable):
         Returns:
             How many of the ids were in it.
         """
-        wanted, values = int64(ids), np.asarray(priorities, np.float32)
-        if len(wanted) != len(values) or not (np.isfinite(values) & (values >= 0)).all():
-            raise InvalidExperienceError("Give one priority for each id, finite and not negative.")
+        wanted, values = int64(ids), np.asarray(priorities, np.float64)
+        if len(wanted) != len(values) or not ((values >= 0) & (values <= LARGEST_PRIORITY)).all():
+            raise InvalidExperienceError(
+                f"Give one priority for each id, a finite number from 0 to {LARGEST_PRIORITY:.2g}."
+            )
 
         def act(transaction: Transaction) -> int:
             saved = transaction.load_index()
