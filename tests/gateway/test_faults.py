@@ -202,3 +202,16 @@ def test_a_client_that_leaves_while_its_call_waits_for_another_try_is_recorded_a
         assert len(rig.upstream.requests) == 1
 
     run(tmp_path, body, limits=Limits())
+
+
+def test_prx_12_an_answer_that_talks_about_context_windows_is_no_error(tmp_path: Path) -> None:
+    words = "This model's maximum context length is 8192 tokens; reduce the length of the messages."
+
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(answer(words)))
+        status, _, _ = await rig.post(CHAT, QUESTION)
+        (row,) = rig.rows()
+        assert (status, row.info["status"], row.error) == (200, "complete", None)
+        assert row.action["content"] == words
+
+    run(tmp_path, body)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from relive.gateway.access import Caller, credentials
 from relive.gateway.budget import BudgetExceededError
 from relive.gateway.cache import HEADER as CACHE_HEADER
 from relive.gateway.cache import key_of
-from relive.gateway.capture import LARGEST_ANSWER, Capture, Status, Upstream
+from relive.gateway.capture import LARGEST_ANSWER, Capture, Status
 from relive.gateway.client import Client, Taken
 from relive.gateway.conversations import Said, Step
 from relive.gateway.fresh import fresh_id
@@ -25,7 +26,7 @@ from relive.gateway.recorder import Kept
 from relive.gateway.refusals import RefusalError, refusal_body
 from relive.gateway.request import CallRequest
 from relive.gateway.routes import Model, Next, Plan, RouteError
-from relive.gateway.upstreams import Attempt, address, failed_answer, timed_out
+from relive.gateway.upstreams import Attempt, address, described, failed_answer, timed_out
 from relive.llm.errors import UpstreamError, UpstreamTimeoutError
 from relive.llm.records import Attempt as Tried
 
@@ -228,7 +229,7 @@ class Call:
 
     def _intent(self, identity: Identity, model: Model) -> Intent:
         return Intent(
-            upstream=_upstream(model, with_key=False),
+            upstream=described(model, with_key=False),
             drop_usage=model.asks_usage and self._request.needs_usage_asked(),
             path=self._request.path,
             body=self._request.body,
@@ -305,9 +306,9 @@ class Call:
         gateway, request, client = self._gateway, self._request, self._client
         await self._pace(model)
         asks = model.asks_usage and request.needs_usage_asked()
-        self._capture.forwarded(_upstream(model), drop_usage=asks)
+        self._capture.forwarded(described(model), drop_usage=asks)
         if self._entry is not None and self._tried:  # the first is in the intent
-            self._entry.forwarded(_upstream(model, with_key=False), drop_usage=asks)
+            self._entry.forwarded(described(model, with_key=False), drop_usage=asks)
         headers = header_rules.to_upstream(
             client.raw_headers,
             client.headers,
@@ -481,15 +482,10 @@ class Call:
         if self._step.previous is not None and self._step.new_messages:
             news = msgspec.Raw(self._request.last_messages(self._step.new_messages))
             gateway.beside(gateway.recorder.next_state(self._step.previous, news))
-        recording = gateway.recorder.record(transition, self._uid, self._safe)
+        recording = gateway.recorder.record(transition, self._uid, _marks_done(self._entry))
         if self._reservation is not None:
             gateway.settle(self._reservation, 0 if transition.usage is None else transition.cost)
         return await recording
-
-    def _safe(self, _: int | None) -> None:
-        """The record is kept."""
-        if self._entry is not None:
-            self._entry.done()
 
     def _head(self, attempt: Attempt, length: int | None, kept: Kept | None = None) -> header_rules.Headers:
         """The headers of an answer; a stream goes out before it is recorded, so it says whether that will be late."""
@@ -501,7 +497,7 @@ class Call:
         headers = {"x-relive-overhead-ms": f"{max(0.0, self._elapsed_ms() - self._upstream_ms):.2f}"}
         if self._recorded:
             headers["x-relive-experience-id"] = self._uid.hex()
-            headers["x-relive-cost"] = dollars(self._cost) if self._over else "pending"
+            headers["x-relive-cost"] = header_rules.dollars(self._cost) if self._over else "pending"
             if kept == "pending":
                 headers["x-relive-recorded"] = "pending"
         return headers
@@ -510,15 +506,11 @@ class Call:
         return (self._gateway.clock() - self._started) * 1000
 
 
-def _upstream(model: Model, *, with_key: bool = True) -> Upstream:
-    at = model.endpoint
-    return Upstream(
-        name=model.name, model=model.model, base_url=at.url, shown=at.shown, key=at.key if with_key else None
-    )
+def _marks_done(entry: Entry | None) -> Callable[[int | None], None]:
+    """What is called once the record is safe; it holds on to nothing else of the call, which may have to wait long."""
 
+    def safe(_: int | None) -> None:
+        if entry is not None:
+            entry.done()
 
-def dollars(cost: int | None) -> str:
-    """An exact amount of nano-USD in USD; an unknown one says so."""
-    if cost is None:
-        return "unknown"
-    return f"{cost // 10**9}.{cost % 10**9:09d}".rstrip("0").rstrip(".")
+    return safe

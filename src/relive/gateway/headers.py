@@ -103,6 +103,13 @@ def to_client(
     return headers
 
 
+def dollars(cost: int | None) -> str:
+    """An exact amount of nano-USD in USD; an unknown one says so."""
+    if cost is None:
+        return "unknown"
+    return f"{cost // 10**9}.{cost % 10**9:09d}".rstrip("0").rstrip(".")
+
+
 def _named_in(connection: str) -> frozenset[bytes]:
     """The headers that a ``connection`` header says belong to the connection."""
     return frozenset(name.strip().lower().encode("latin-1") for name in connection.split(","))

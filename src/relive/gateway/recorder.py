@@ -18,7 +18,7 @@ import msgspec
 
 from relive.errors import ReliveError
 from relive.experience import Feedback, Transition
-from relive.gateway.spool import NextState, Spool, Waiting, encode_record
+from relive.gateway.spool import NextState, Spool, Waiting, decode_record, encode_record
 from relive.storage.codec import encode_json
 from relive.storage.redaction import Redactor
 from relive.storage.sqlite import SqliteStorage
@@ -93,12 +93,16 @@ def _overdue(records: list[_Record]) -> None:
 
 
 class _Held(NamedTuple):
-    """Something kept in memory."""
+    """Something kept in memory; a record as its JSON text, which takes a fraction of the room."""
 
     uid: bytes
-    item: Item
+    item: bytes | Feedback | NextState
     size: int
     safe: Safe
+
+    def waiting(self) -> Waiting:
+        """As it waits in a spool."""
+        return Waiting(self.uid, decode_record(self.item) if isinstance(self.item, bytes) else self.item)
 
 
 class Recorder:
@@ -260,9 +264,9 @@ class Recorder:
         while self._held:
             held = self._held.popleft()
             try:
-                self._spool.put(held.uid, held.item)
+                self._spool.put(held.uid, held.waiting().item)
             except OSError:
-                if isinstance(held.item, Transition):
+                if isinstance(held.item, bytes):
                     continue  # its call stays in the journal, for the next start
                 self._lose()
             held.safe(None)
@@ -329,12 +333,13 @@ class Recorder:
             self.stats.spooled += 1
             safe(None)
         except OSError:
-            size = len(encode_record(item)) if isinstance(item, Transition) else 1_000
+            held = encode_record(item) if isinstance(item, Transition) else item
+            size = len(held) if isinstance(held, bytes) else 1_000
             if self._held_bytes + size > MOST_MEMORY:
                 self._lose()
                 safe(None)
             else:
-                self._held.append(_Held(uid, item, size, safe))
+                self._held.append(_Held(uid, held, size, safe))
                 self._held_bytes += size
         except ReliveError as error:
             self._refused(error)
@@ -380,7 +385,7 @@ class Recorder:
         await asyncio.wrap_future(self._storage.write(lambda _: None))
         while self._held:
             held = self._held[0]
-            await self._store([Waiting(held.uid, held.item)])
+            await self._store([held.waiting()])
             self._held.popleft()
             self._held_bytes -= held.size
             held.safe(None)

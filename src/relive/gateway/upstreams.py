@@ -13,6 +13,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
+from relive.gateway.capture import Upstream
 from relive.gateway.decoding import BodyDecoder
 from relive.gateway.routes import Model
 from relive.llm.call import CONNECT_LIMIT
@@ -58,6 +59,14 @@ def address(model: Model, path: str, query: str) -> URL:
 
 _MOST_ADDRESSES = 256
 _addresses: dict[tuple[str, str, str], URL] = {}  # making one takes as long as all else that is done for a call
+
+
+def described(model: Model, *, with_key: bool = True) -> Upstream:
+    """Whom a call goes to, for its record; the key only to be blanked out."""
+    at = model.endpoint
+    return Upstream(
+        name=model.name, model=model.model, base_url=at.url, shown=at.shown, key=at.key if with_key else None
+    )
 
 
 class Attempt:
