@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import importlib.util
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -139,14 +141,24 @@ def test_an_old_sqlite_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "3.45.1" in check.detail
 
 
-def test_a_native_core_that_does_not_load_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    import relive.buffer
+@pytest.mark.parametrize("part", ["relive.buffer._core", "relive.storage._text", "relive.storage._secrets"])
+def test_a_native_part_that_does_not_load_is_reported_by_a_program_that_still_runs(part: str, tmp_path: Path) -> None:
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        program = f"import sys; sys.modules[{part!r}] = None; from relive.cli import main; main()"
+        command = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
-    monkeypatch.delattr(relive.buffer, "_core")
-    monkeypatch.setitem(sys.modules, "relive.buffer._core", None)
-    check = doctor.check_native_core()
-    assert not check.ok
-    assert check.next
+    found = run("doctor", "--json")
+    assert found.returncode == 1
+    assert "Traceback" not in found.stderr
+    core = {check["name"]: check for check in json.loads(found.stdout)}["native core"]
+    assert not core["ok"]
+    assert part in core["detail"]
+    assert core["next"] == "make clean && make venv"
+    refused = run("stats")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("relive: A part of Relive does not load")
+    assert "`relive doctor` says what to do." in refused.stderr
 
 
 def test_a_missing_local_model_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,14 +85,14 @@ def check_python() -> Check:
 
 
 def check_native_core() -> Check:
-    """The compiled part: that it loads, and which instructions it uses."""
-    name, repair = "native core", "python -m pip install --force-reinstall --no-deps relive"
+    """The compiled parts: that they load, and which instructions the buffer's uses."""
+    name = "native core"
     try:
         from relive.buffer import _core
-
-        return Check(name=name, ok=True, detail=f"loaded, {_core.kernels()} kernels")
+        from relive.storage import _secrets, _text  # noqa: F401 - loading them is the check
     except (ImportError, OSError) as error:
-        return Check(name=name, ok=False, detail=f"cannot be loaded: {error}", next=repair)
+        return Check(name=name, ok=False, detail=f"cannot be loaded: {error}", next="make clean && make venv")
+    return Check(name=name, ok=True, detail=f"loaded, {_core.kernels()} kernels")
 
 
 def check_sqlite() -> Check:
@@ -135,9 +135,11 @@ def check_local_model() -> Check:
 
 def check_store_path(path: str | Path) -> Check:
     """Whether a store can be kept at a path: a local disk, a folder that can be written, no other program's file."""
-    from relive.storage.connection import check_path
-
     name, place = "store", Path(path)
+    try:
+        from relive.storage.connection import check_path
+    except ImportError:
+        return Check(name=name, ok=False, detail="cannot be looked at", next="Mend what does not load, named above")
     folder = shlex.quote(str(place.parent))
     elsewhere = "Give the path of a store on a local disk, in a folder that you may write"
     try:

@@ -1,8 +1,12 @@
 """The command line: `relive …`. One file a group of commands; `app.py` holds what they share."""
 
-from relive.cli.app import app, main
-from relive.cli.commands import register
+from relive.cli.app import app, main, only_doctor
 
-register(app)
+try:
+    from relive.cli.commands import register
+except ImportError as error:
+    only_doctor(error)
+else:
+    register(app)
 
 __all__ = ["main"]

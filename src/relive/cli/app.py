@@ -6,7 +6,7 @@ Exit codes: 0 success, 1 failure (one sentence on standard error, never a stack 
 
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -15,10 +15,18 @@ import relive
 from relive.errors import ReliveError
 
 BROKEN_PIPE = 141
+_NOT_LOADED = "A part of Relive does not load ({}); `relive doctor` says what to do."
 
 
 class _Program(TyperGroup):
     """The root of all commands: turns what went wrong into one sentence and an exit code."""
+
+    broken: ClassVar[ImportError | None] = None  # why the commands could not be loaded
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self.broken is not None and cmd_name != "doctor":
+            _fail(_NOT_LOADED.format(self.broken))
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -29,6 +37,10 @@ class _Program(TyperGroup):
             raise SystemExit(BROKEN_PIPE) from None
         except ReliveError as error:
             _fail(str(error))
+        except ImportError as error:
+            if not str(error.name).startswith("relive."):
+                raise
+            _fail(_NOT_LOADED.format(error))
         except OSError as error:
             _discard_output()
             where = f" ({error.filename})" if error.filename else ""
@@ -73,6 +85,14 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Experience replay and continual learning for LLM agents."""
+
+
+def only_doctor(error: ImportError) -> None:
+    """Leaves the doctor as the only command, where an import failed."""
+    from relive.cli.doctor import doctor
+
+    _Program.broken = error
+    app.command()(doctor)
 
 
 def main() -> None:
