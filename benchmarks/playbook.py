@@ -117,11 +117,10 @@ def retrieval(lessons: int, queries: int, seed: int) -> tuple[float, float]:
     Lessons and situations are made of words whose frequencies fall as their rank rises (Zipf), as in any language.
     """
     rng = np.random.default_rng(seed)
-    chance = 1.0 / np.arange(1, 20_001)
-    words = np.array([f"word{number}" for number in range(len(chance))])
+    chance = np.cumsum(1.0 / np.arange(1, 20_001))
 
     def sentence(length: int) -> str:
-        return " ".join(words[rng.choice(len(words), length, p=chance / chance.sum())])
+        return " ".join(f"word{n}" for n in np.searchsorted(chance, rng.random(length) * chance[-1]))
 
     with tempfile.TemporaryDirectory() as folder, SqliteStorage(Path(folder) / "book.db", text_index=False) as store:
         book = Playbook(store)

@@ -163,8 +163,8 @@ def roll_back(
         print_json(done)
         return
     _say(
-        f"Nothing is learnt any more from {len(done.experiences):,} experiences; {len(done.retired):,} lessons are retired, "
-        f"{len(done.candidates):,} are candidates again, {len(done.weakened):,} others lost support."
+        f"Nothing is learnt any more from {len(done.experiences):,} experiences; {len(done.retired):,} lessons are "
+        f"retired, {len(done.candidates):,} are candidates again, {len(done.weakened):,} others lost support."
     )
 
 
@@ -177,8 +177,8 @@ def follow(file: StoreFile = DEFAULT_FILE, tenant: Tenant = DEFAULT_TENANT, json
         print_json(done)
         return
     _say(
-        f"Looked at {done.experiences:,} experiences: {done.exposures:,} new eligible episodes, {done.settled:,} outcomes. "
-        f"Proved: {_ids(done.proved)}. Retired: {_ids(done.retired)}."
+        f"Looked at {done.experiences:,} experiences: {done.exposures:,} new eligible episodes, {done.settled:,} "
+        f"outcomes. Proved: {_ids(done.proved)}. Retired: {_ids(done.retired)}."
     )
 
 

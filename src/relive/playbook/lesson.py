@@ -250,6 +250,9 @@ def read_proposal(value: object) -> Proposal:
 
 def _one_line(text: str, limit: int) -> str:
     """A text without line breaks and control characters, at most so long."""
-    visible = (c for c in text[: 4 * limit] if unicodedata.category(c) != "Cf")  # no letters that nobody sees
+    if text.isprintable():  # which letters that nobody sees are not
+        line = " ".join(text.split())
+        return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+    visible = (c for c in text[: 4 * limit] if unicodedata.category(c) != "Cf")
     line = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"

@@ -26,10 +26,10 @@ Embed: TypeAlias = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 FUSION = 60
 """The constant of reciprocal-rank fusion."""
 
-MOST_WORDS = 12
+MOST_WORDS = 8
 """Words of a situation that are looked up."""
 
-_COMMON = 4_000  # lessons; a word in more of them is looked up only if no rarer one is there
+_COMMON = 500  # lessons; a word in more of them is looked up only if no rarer one is there
 _FEW = 3  # rare words that make looking up common ones unnecessary
 
 
@@ -86,8 +86,11 @@ def search(
     order = fuse([*lists, always])
     words = frozenset(tokens(text))
     found: list[Found] = []
-    whole = int(connection.execute("SELECT count(*) FROM (SELECT 1 FROM lesson LIMIT 1000000)").get)
-    for lesson in shelf.read(connection, order):
+    whole = int(connection.execute("SELECT coalesce(max(id), 0) FROM lesson").get)
+    for number in order:
+        if len(found) == limit:
+            break
+        lesson = shelf.read(connection, [number])[0]
         if lesson is None or lesson.tenant != tenant or (status is not None and lesson.status != status):
             continue
         if agent is not None and lesson.agent not in (agent, None):
@@ -97,7 +100,7 @@ def search(
             continue
         distance = min(_lacking(lesson, words, counts, whole), 1.0 - max(near.get(lesson.id, 0.0), 0.0))
         found.append(Found(lesson, distance, len(found)))
-    return found[:limit]
+    return found
 
 
 def fuse(lists: Sequence[Sequence[int]]) -> list[int]:

@@ -39,8 +39,8 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "language that overrides rules": (
         _near(
-            r"ignor\w*|disregard\w*|forget|overrid\w+|bypass\w*|circumvent\w*|supersed\w+|work around|instead of following"
-            r"|set aside",
+            r"ignor\w*|disregard\w*|forget|overrid\w+|bypass\w*|circumvent\w*|supersed\w+|work around|"
+            r"instead of following|set aside",
             6,
             rf"{_PROTECTS}|previous|prior|earlier|above|everything|system|prompt|developer",
         ),
@@ -84,7 +84,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "language that speaks to the model": (
         (
             r"\b(?:you are (?:now|no longer)|from now on|act as|pretend|role-?play|developer mode|jailbreak\w*|"
-            r"dan mode|system prompt|system message|hidden prompt|new instructions?|important instructions?|system override)\b"
+            r"dan mode|system prompt|system message|hidden prompt|(?:new|important) instructions?|system override)\b"
         ),
         r"\byour (?:new |real |true )?(?:role|identity|instructions|task|goal|purpose) (?:is|are)\b",
         r"(?:^|\s)(?:system|assistant|user|developer|human|tool)\s*:|<\|?/?\w|\[/?inst\]|###|```",
