@@ -491,6 +491,20 @@ def test_a_remover_that_refuses_newcomers_keeps_what_it_chose(path: Path, tmp_pa
     twin.close()
 
 
+def test_buf_15_a_reopened_memory_lets_go_what_it_would_have_let_go(path: Path) -> None:
+    def reopen() -> Memory:
+        return relive.open(path, capacity=4, sampler=relive.Uniform(), remover=buffer.Lowest())
+
+    with reopen() as memory:
+        memory.add_batch(transitions(4), priorities=[9.0, 1.0, 5.0, 7.0])
+    for left, new in ((2, 3.0), (5, 4.0), (6, None), (3, None)):
+        with reopen() as memory:
+            before = set(memory._index.ids().tolist())
+            id_ = memory.add(transitions(1)[0], new)
+            assert before - set(memory._index.ids().tolist()) == {left}
+            assert memory.priorities([id_])[0] == (9.0 if new is None else new)
+
+
 def test_a_rule_that_knows_td_errors_knows_them_after_reopening(path: Path) -> None:
     rule = [buffer.TdError() * buffer.Recency(1e9) for _ in range(3)]
     with relive.open(path, capacity=20, priority=rule[0]) as memory:

@@ -1,7 +1,9 @@
 """Limits on bytes, age, draws and the ratio of samples to inserts."""
 
+import dataclasses
 import threading
 import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -9,16 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive
+import relive.buffer as buffer_module
 from relive.buffer import (
     BufferSettingError,
     BufferStateWarning,
     ExperienceTooLargeError,
+    NotEnoughExperiencesError,
     OncePerPass,
     RateLimiter,
     RateLimitError,
     Reservoir,
 )
-from relive.buffer.rows import estimated_bytes
+from relive.buffer.sizes import estimated_bytes
 
 
 class Clock:
@@ -73,6 +77,59 @@ def test_an_experience_larger_than_the_limit_is_refused_and_nothing_of_its_batch
     with pytest.raises(ExperienceTooLargeError, match="New experience 1 takes about 5033 bytes and max_bytes is 1000"):
         buffer.add_batch([b"small", b"x" * 5000])
     assert stored(buffer) == [b"kept"]
+
+
+@dataclasses.dataclass
+class Record:
+    text: bytes
+    parent: "Record | None" = None
+
+
+class Slotted:
+    __slots__ = ("__hidden", "never_set")
+
+    def __init__(self, text):
+        self.__hidden = text
+
+
+class View:
+    """Like a tensor: its numbers lie elsewhere."""
+
+    nbytes = 5000
+
+
+@pytest.mark.parametrize("make", [Record, Slotted, lambda text: [Record(text)], lambda text: deque([text])])
+def test_objects_of_any_class_count_with_what_they_hold(make):
+    assert 5000 < estimated_bytes(make(b"x" * 5000)) < 6000
+    buffer = relive.ReplayBuffer(100, max_bytes=20_000)
+    for _ in range(10):
+        buffer.add(make(b"x" * 5000))
+    assert len(buffer) == 3
+    assert buffer.stats().bytes > 15_000
+
+
+def test_what_an_experience_holds_twice_counts_once_and_a_circle_ends():
+    text = b"x" * 5000
+    assert estimated_bytes([text, text]) < 6000
+    record = Record(text)
+    record.parent = record
+    assert 5000 < estimated_bytes(record) < 6000
+    circle = [text]
+    circle.append(circle)
+    assert 5000 < estimated_bytes(circle) < 6000
+
+
+def test_numbers_outside_of_an_object_count_and_code_does_not():
+    numbers = np.zeros(2000, np.uint8)
+    assert 5000 < estimated_bytes({"obs": View()}) < 6000
+    assert 2000 < estimated_bytes(numbers) < 2500
+    assert 1000 < estimated_bytes(numbers[:1000]) < 1500
+    assert 5000 < estimated_bytes(np.array([b"x" * 5000], dtype=object)) < 6000
+    assert estimated_bytes([Record, numpy_function, np, print]) < 10_000
+
+
+def numpy_function():
+    """A function, whose globals are no part of an experience."""
 
 
 def test_rows_of_arrays_count_what_a_row_takes():
@@ -149,16 +206,63 @@ def test_an_experience_leaves_once_it_was_drawn_often_enough():
 
 
 @pytest.mark.parametrize("sampler", [relive.Prioritized, relive.Uniform, relive.buffer.Highest])
-def test_draws_with_replacement_never_exceed_the_number_and_batches_stay_full(sampler):
+def test_nothing_is_drawn_more_often_than_it_may_or_twice_in_a_batch_and_batches_stay_full(sampler):
     buffer = relive.ReplayBuffer(100, sampler=sampler(), max_times_sampled=3)
     buffer.add_batch(list(range(20)))
     counts = np.zeros(20, int)
     while size := len(buffer):
         batch = buffer.sample(8)
-        assert len(batch) == 8 or size < 16
+        assert len(set(batch.experiences)) == len(batch) == min(8, size)
         np.add.at(counts, batch.experiences, 1)
         assert counts.max() <= 3
     assert counts.tolist() == [3] * 20
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: buffer_module.NStep(sampler=s)])
+def test_weights_of_a_batch_with_a_limit_on_draws_are_on_one_scale(wrap):
+    priorities = np.array([100.0, 100.0, *[1.0] * 20, *[0.01] * 20])
+    for seed in range(50):
+        sampler = relive.Prioritized(1.0, beta=0.5, beta_increment=0.25)
+        buffer = relive.ReplayBuffer(42, sampler=wrap(sampler), max_times_sampled=1, seed=seed)
+        buffer.add_batch([{"p": p} for p in priorities], priorities)
+        batch = buffer.sample(16)
+        drawn = np.array([e["p"] for e in batch.experiences])
+        # (N P)^-beta with P from the whole buffer and one beta for the whole batch
+        assert batch.weights == pytest.approx((drawn / drawn.min()) ** -0.5)
+        assert batch.probabilities == pytest.approx(drawn / priorities.sum())
+        assert sampler.beta == 0.75
+
+
+def test_a_mixture_that_chooses_one_too_often_gives_a_shorter_batch():
+    mixture = buffer_module.Mixture((buffer_module.Highest(), 1), (relive.Prioritized(1.0), 1))
+    buffer = relive.ReplayBuffer(4, sampler=mixture, max_times_sampled=1)
+    buffer.add_batch(["a", "b"], [1.0, 0.0])
+    batch = buffer.sample(2)
+    assert (batch.experiences, batch.shortfall) == (["a"], 1)
+    assert buffer.sample(2, strict=False).experiences == []
+
+
+def test_a_limit_on_draws_counts_whole_sequences_and_refuses_overlapping_ones():
+    rows = [
+        relive.Transition(state=n, action="a", episode_id=e, step=n, terminated=n == 2) for e in "xy" for n in range(3)
+    ]
+    buffer = relive.ReplayBuffer(50, sampler=buffer_module.Episodes(), max_times_sampled=1)
+    buffer.add_batch(rows)
+    batch = buffer.sample(4)
+    assert sorted(batch.ids.tolist()) == list(range(6))
+    assert len(buffer) == 0
+    with pytest.raises(BufferSettingError, match="Slices overlap, so max_times_sampled cannot bound their rows"):
+        relive.ReplayBuffer(50, sampler=buffer_module.Filter(buffer_module.Slices(2), agent="a"), max_times_sampled=1)
+
+
+def test_a_strict_draw_that_is_refused_counts_no_draw():
+    rows = [relive.Transition(state=n, action="a", episode_id="e", step=n, terminated=n == 2) for n in range(3)]
+    buffer = relive.ReplayBuffer(50, sampler=buffer_module.Episodes(), max_times_sampled=1)
+    buffer.add_batch(rows)
+    with pytest.raises(NotEnoughExperiencesError, match="2 was asked for, but only 1 sequences can be drawn"):
+        buffer.sample(2, strict=True)
+    assert buffer.stats().sampled == 0
+    assert buffer.sample(1, strict=True).lengths.tolist() == [3]
 
 
 def test_a_slot_taken_again_counts_from_nothing():
@@ -171,7 +275,7 @@ def test_a_slot_taken_again_counts_from_nothing():
 # ---- The ratio of samples to inserts
 
 
-def test_buf_19_a_loaded_checkpoint_never_brings_back_another_limiter():
+def test_buf_19_a_loaded_checkpoint_never_brings_back_another_limiter(monkeypatch):
     saved = relive.ReplayBuffer(1000, rate_limiter=RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=10))
     saved.add_batch(list(range(5)))
     state = saved.state_dict()
@@ -189,8 +293,12 @@ def test_buf_19_a_loaded_checkpoint_never_brings_back_another_limiter():
     on.load_state_dict(state)
     for number in range(6):
         on.add(number)  # 11 inserts: 1 for the size, 10 by tolerance
-    with pytest.raises(RateLimitError) as caught:
+    waits = []
+    wait_for = on._changed.wait_for
+    monkeypatch.setattr(on._changed, "wait_for", lambda allowed, limit: waits.append(limit) or wait_for(allowed, limit))
+    with pytest.raises(RateLimitError, match=r"waited 0\.05 s in vain") as caught:
         on.add("one too many")
+    assert waits == [0.05]
     assert (caught.value.inserts, caught.value.samples, caught.value.allowed) == (11, 0, (-9, 11))
     assert "11 inserts and 0 samples" in str(caught.value)
     assert "between -9 and 11" in str(caught.value)
@@ -245,6 +353,18 @@ def test_samplers_wait_for_inserters_and_the_other_way_round():
     assert buffer.stats().added == 200
     assert buffer.stats().sampled == 16 * 48
     assert max(lead) <= 4 * 8 + 32
+
+
+def test_the_limiter_counts_sequences_as_samples():
+    buffer = relive.ReplayBuffer(
+        1000, sampler=buffer_module.Slices(8), rate_limiter=RateLimiter(1.0, tolerance=32, timeout=0)
+    )
+    buffer.add_batch([relive.Transition(state=n, action="a", episode_id="e", step=n) for n in range(32)])
+    for count in (16, 16, 16, 15):  # 32 inserts, then 63 samples: down to 1 - 32
+        assert len(buffer.sample(count).lengths) == count
+    with pytest.raises(RateLimitError) as caught:
+        buffer.sample(1)
+    assert (caught.value.inserts, caught.value.samples, caught.value.allowed) == (32, 63, (-31, 33))
 
 
 def test_whoever_waits_goes_on_as_soon_as_the_limiter_is_changed():

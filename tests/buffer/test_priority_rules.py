@@ -5,20 +5,26 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import relive
 from relive.buffer import (
     AbsReward,
     BufferSettingError,
+    Filter,
     InvalidPriorityError,
     Learnability,
     LowReward,
+    OfExperience,
     Rarity,
     Recency,
+    SchemaError,
     TdError,
     article_001,
     td_errors,
 )
+from relive.buffer.slot_maximum import SlotMaximum
 
 
 class Clock:
@@ -272,6 +278,90 @@ def test_a_rule_goes_on_across_save_and_load(tmp_path):
         for each, batch in zip((buffer, twin), batches, strict=True):
             each.update_priorities(batch.ids, td_errors=deltas)
             each.add_batch([plain(1, "a", group_id="0", outcome="success")] * 2)
+
+
+@given(
+    capacity=st.integers(1, 3000),
+    calls=st.lists(st.lists(st.tuples(st.integers(0, 2999), st.sampled_from([0.0, 1.0, 2.5, 7.0, -math.inf])))),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_largest_value_over_slots_is_always_at_hand(capacity, calls):
+    maximum, reference = SlotMaximum(), {}
+    for call in calls:
+        slots = np.array([slot % capacity for slot, _ in call], dtype=np.int64)
+        values = np.array([value for _, value in call])
+        maximum[slots] = values
+        reference |= dict(zip(slots.tolist(), values.tolist(), strict=True))
+        assert maximum.largest() == max(reference.values(), default=-math.inf)
+        assert maximum[slots].tolist() == [reference[slot] for slot in slots.tolist()]
+
+
+def test_a_new_experience_is_taken_for_the_largest_error_of_what_is_stored():
+    buffer = buffer_with(TdError(epsilon=0.0))
+    ids = buffer.add_batch([plain(n, "a") for n in range(3)])
+    buffer.update_priorities(ids, td_errors=[-9.0, 4.0, 2.0])
+    assert shown(buffer, [buffer.add(plain(3, "a"))]) == [9.0]
+    buffer.remove(ids[:1])
+    assert shown(buffer, [buffer.add(plain(4, "a"))]) == [4.0]
+    buffer.update_priorities(ids[1:2], td_errors=[0.5])
+    assert shown(buffer, [buffer.add(plain(5, "a"))]) == [2.0]
+
+
+@pytest.mark.parametrize("storage", [None, {"reward": "f4", "x": "f4"}])
+@pytest.mark.parametrize("make", [lambda reward: reward, lambda reward: OfExperience(reward) * TdError()])
+def test_rewards_whose_priorities_are_refused_change_nothing(make, storage):
+    rows = None if storage is None else relive.ArrayStorage(storage)
+    rule = make(lambda e: e["reward"])
+    buffer = relive.ReplayBuffer(5, storage=rows, sampler=Filter(where=lambda e: e["reward"] < 3), priority=rule)
+    ids = buffer.add_batch([{"reward": 1.0, "x": 0.0}, {"reward": 2.0, "x": 0.0}])
+    before = shown(buffer, ids)
+    with pytest.raises(InvalidPriorityError, match=r"experience 0 is -1\.0"):
+        buffer.set_rewards(ids, [-1.0, 5.0])
+    assert [e["reward"] for e in buffer.sample(3).experiences] == [1.0, 2.0]
+    assert shown(buffer, ids) == before
+    assert buffer.set_rewards([*ids, ids[0]], [9.0, 5.0, 2.5]) == 3  # of an id named twice the last counts
+    assert [e["reward"] for e in buffer.sample(3).experiences] == [2.5]
+    assert shown(buffer, ids) == pytest.approx([2.5 / 1.0 * before[0], 5.0 / 2.0 * before[1]])
+
+
+def test_a_reward_that_a_field_cannot_hold_is_refused():
+    for kind, reward in (("i8", 0.5), ("f4", 1e300)):
+        buffer = relive.ReplayBuffer(5, storage=relive.ArrayStorage({"reward": kind}))
+        ids = buffer.add_batch({"reward": [1, 2]})
+        with pytest.raises(SchemaError, match="Field 'reward' is"):
+            buffer.set_rewards(ids, [1.0, reward])
+        assert buffer.sample(3)["reward"].tolist() == [1, 2]
+
+
+def test_a_selector_that_fails_over_a_new_reward_leaves_everything_as_it_was():
+    def fits(experience):
+        if experience["reward"] > 5:
+            raise KeyError("unexpected")
+        return True
+
+    rule = Learnability() * AbsReward(offset=0.0)
+    buffer = relive.ReplayBuffer(5, sampler=Filter(where=fits), priority=rule)
+    ids = buffer.add_batch([{"reward": 1.0, "group_id": "g"}, {"reward": 2.0, "group_id": "g"}])
+    before = shown(buffer, ids)
+    with pytest.raises(KeyError, match="unexpected"):
+        buffer.set_rewards(ids, [3.0, 6.0])
+    assert [e["reward"] for e in buffer.sample(3).experiences] == [1.0, 2.0]
+    buffer.set_rewards(ids, [1.0, 2.0])
+    assert shown(buffer, ids) == before
+
+
+def test_buf_11_an_infinite_reward_poisons_no_rule():
+    for rule in (AbsReward(), AbsReward() * LowReward(), AbsReward() * OfExperience(lambda e: 0.0)):
+        buffer = relive.ReplayBuffer(5, priority=rule)
+        with pytest.raises(InvalidPriorityError, match="experience 1 of the new ones is"):
+            buffer.add_batch([{"reward": 1.0}, {"reward": math.inf}, {"reward": 2.0}])
+        assert len(buffer) == 0
+
+
+def test_finite_factors_that_overflow_count_as_the_largest_priority():
+    buffer = relive.ReplayBuffer(5, sampler=relive.Prioritized(1.0), priority=AbsReward() * AbsReward() * 1e300)
+    id_ = buffer.add({"reward": 1e200})
+    assert shown(buffer, [id_]) == [pytest.approx(3.4028235e38)]
 
 
 def test_rules_refuse_settings_out_of_range():

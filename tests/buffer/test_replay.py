@@ -488,8 +488,8 @@ def test_a_state_that_does_not_fit_is_refused_untouched():
         with pytest.raises(BufferStateError, match=message):
             other.load_state_dict(state)
         assert other.sample(3).experiences == ["mine"]
-    with pytest.raises(BufferStateError, match="version 2"):
-        buffer.load_state_dict({**state, "version": 2})
+    with pytest.raises(BufferStateError, match="version 3"):
+        buffer.load_state_dict({**state, "version": 3})
 
 
 def test_different_seeds_give_different_draws():

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relive
-from relive.buffer import BufferSettingError, EpisodeFields, Episodes, Groups, NStep, Slices, n_step_returns
+from relive.buffer import (
+    BufferSettingError,
+    EpisodeFields,
+    Episodes,
+    Groups,
+    NotEnoughExperiencesError,
+    NStep,
+    Slices,
+    n_step_returns,
+)
 
 
 def steps(episode, count, *, start=0, reward=None, terminated=False, truncated=False):
@@ -204,8 +213,6 @@ def test_buf_14_slices_never_span_the_write_position_or_two_episodes(sampler):
             check_slices(batch, 4)
             slots = buffer._index.find(batch.ids).reshape(-1, 4)
             wrapped += int((np.diff(slots, axis=1) < 0).sum())
-            last = [t.step for t in batch.experiences[3::4]]
-            assert max(last) <= 998
         buffer.update_priorities(batch.ids, np.random.default_rng(0).uniform(0.1, 2, len(batch)))
     assert wrapped > 0
 
@@ -295,6 +302,18 @@ def test_groups_are_drawn_whole_or_not_at_all():
     assert all([t.action for t in rows] == [0, 1, 2, 3] for rows in drawn)
     buffer.add_batch(rollouts("p", 1, start=4))
     assert sorted(rows[0].state for rows in sequences(buffer.sample(9))) == ["q", "r"]
+
+
+def test_a_strict_draw_of_sequences_is_refused_when_there_are_fewer():
+    for sampler, available in ((Episodes(), 2), (Slices(8), 0), (Slices(3), 4), (Groups(), 2)):
+        buffer = relive.ReplayBuffer(50, sampler=sampler)
+        rows = steps("x", 4, terminated=True) + steps("y", 4, terminated=True)
+        import msgspec
+
+        buffer.add_batch([msgspec.structs.replace(row, group_id=row.episode_id) for row in rows])
+        with pytest.raises(NotEnoughExperiencesError, match=f"5 was asked for, but only {available} sequences"):
+            buffer.sample(5, strict=True)
+        assert len(buffer.sample(available, strict=True).lengths) == available
 
 
 def test_whole_sequences_are_drawn_by_their_mean_priority():

@@ -1,6 +1,5 @@
 """Bounds on policy versions."""
 
-import numpy as np
 import pytest
 
 import relive
@@ -92,7 +91,7 @@ def test_bounds_go_on_across_save_and_load(tmp_path):
     buffer = make()
     buffer.add_batch([row(0), row(1), row(2)])
     buffer.policy_version = 1
-    drawn = buffer.sample(2).ids
+    buffer.sample(2)
     twin = make()
     buffer.save(tmp_path / "buffer")
     twin.load(tmp_path / "buffer")
@@ -100,4 +99,3 @@ def test_bounds_go_on_across_save_and_load(tmp_path):
     for each in (buffer, twin):
         each.policy_version = 3
     assert versions(buffer) == versions(twin)
-    assert len(np.unique(drawn)) + 1 >= len(buffer) >= 1

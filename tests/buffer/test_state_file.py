@@ -11,17 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive.buffer import ArrayStorage, BufferStateError, Prioritized, ReplayBuffer
-from relive.buffer.samplers import OncePerPass
+from relive.buffer import (
+    AbsReward,
+    ArrayStorage,
+    BufferStateError,
+    Filter,
+    Lowest,
+    OncePerPass,
+    Prioritized,
+    Recency,
+    ReplayBuffer,
+    Reservoir,
+    TdError,
+)
 from relive.buffer.state_file import read_state, write_state
 from relive.experience import TokenTrace, Transition
 
+texts = st.text(st.characters())  # halves of surrogate pairs too, as a cut emoji leaves them
 values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**100), 2**100)
     | st.floats()
-    | st.text()
+    | texts
     | st.binary()
     | st.builds(lambda items: np.array(items, dtype=np.float32), st.lists(st.floats(width=32), max_size=5))
     | st.builds(np.int16, st.integers(-100, 100))
@@ -29,7 +41,7 @@ values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text() | st.integers() | st.none() | st.tuples(st.integers()), inner, max_size=3)
+        | st.dictionaries(texts | st.integers() | st.none() | st.tuples(st.integers()), inner, max_size=3)
     ),
     max_leaves=12,
 )
@@ -131,6 +143,75 @@ def test_a_contradictory_state_is_refused_untouched():
         with pytest.raises(BufferStateError, match="contradict"):
             buffer.load_state_dict(broken(**changes))
     assert buffer.sample(9).experiences == [2, 3, 4, 5, 6]
+
+
+KINDS = {
+    "sampler": (
+        lambda: {"sampler": Prioritized(1.0)},
+        lambda: {"sampler": OncePerPass()},
+        "sampler Prioritized, this one has OncePer",
+    ),
+    "inner sampler": (
+        lambda: {"sampler": Filter(Prioritized(), where=bool)},
+        lambda: {"sampler": Filter(OncePerPass(), where=bool)},
+        r"sampler Filter\(Prioritized\), this one has Filter\(OncePerPass\)",
+    ),
+    "remover": (dict, lambda: {"remover": Reservoir()}, "remover Fifo, this one has Reservoir"),
+    "rule": (
+        lambda: {"priority": Recency()},
+        lambda: {"priority": TdError() * 2.0},
+        r"rule Recency, this one has TdError \* OfExp",
+    ),
+    "no rule": (lambda: {"priority": Recency()}, dict, "rule Recency, this one has None"),
+    "storage": (dict, lambda: {"storage": ArrayStorage({"x": "i8"})}, "storage ObjectRows, this one has ArrayStorage"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_another_kind_of_buffer_is_refused_untouched(kind, tmp_path):
+    theirs, ours, message = KINDS[kind]
+    saved, other = ReplayBuffer(5, **theirs()), ReplayBuffer(5, **ours())
+    saved.add_batch(range(1, 5))
+    saved.save(tmp_path / "buffer")
+    other.add_batch({"x": range(6, 9)} if kind == "storage" else range(6, 9))
+    with pytest.raises(BufferStateError, match=message):
+        other.load(tmp_path / "buffer")
+    batch = other.sample(5)
+    held = batch["x"].tolist() if kind == "storage" else list(batch.experiences)
+    assert sorted(held) == [6, 7, 8]
+    assert other.stats().added == 3
+
+
+def test_a_state_without_a_rule_fits_a_buffer_with_one():
+    saved = ReplayBuffer(5)
+    saved.add_batch([{"reward": 1.0}, {"reward": 2.0}], [3.0, 4.0])
+    other = ReplayBuffer(5, priority=AbsReward(offset=0.0))
+    other.load_state_dict(saved.state_dict())
+    assert other.priorities([0, 1]).tolist() == [3.0, 4.0]
+    other.set_rewards([0], [7.0])
+    assert other.priorities([0, 1]).tolist() == [7.0, 4.0]
+
+
+def test_priorities_that_do_not_fit_the_ids_are_refused_untouched():
+    buffer = ReplayBuffer(5, remover=Lowest())
+    buffer.add_batch(range(3), [3.0, 1.0, 2.0])
+    good = buffer.state_dict()
+    for bad in ([1.0, 2.0], [1.0, 2.0, np.nan], [1.0, 2.0, -1.0]):
+        state = {**good, "index": {**good["index"], "priorities": np.array(bad)}}
+        with pytest.raises(BufferStateError, match="contradict"):
+            buffer.load_state_dict(state)
+    assert buffer.priorities([0, 1, 2]).tolist() == [3.0, 1.0, 2.0]
+
+
+def test_texts_with_half_an_emoji_are_saved(tmp_path):
+    buffer = ReplayBuffer(5)
+    half = "an answer cut off at \ud83d"
+    buffer.add_batch([{half: [half]}, Transition(state=half, action="a", tags=(half,))])
+    buffer.save(tmp_path / "buffer")
+    twin = ReplayBuffer(5)
+    twin.load(tmp_path / "buffer")
+    first, second = twin.sample(2).experiences
+    assert (first, second.state, second.tags) == ({half: [half]}, half, (half,))
 
 
 SCRIPT = """

@@ -14,6 +14,7 @@ from relive.buffer.errors import (
     NotEnoughExperiencesError,
     RateLimitError,
     SchemaError,
+    SelectorError,
     StaleExperienceError,
 )
 from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
@@ -75,6 +76,7 @@ __all__ = [
     "SchemaError",
     "Selection",
     "Selector",
+    "SelectorError",
     "Slices",
     "StaleExperienceError",
     "Stratified",

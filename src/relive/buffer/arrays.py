@@ -214,18 +214,24 @@ class ArrayStorage:
         """Memory of one row."""
         return self.native.stride
 
-    def set_rewards(self, slots: Ids, rewards: Floats) -> None:
-        """Writes the field ``reward`` or ``rew`` of rows.
+    def with_rewards(self, slots: Ids, rewards: Floats) -> Columns:
+        """Copies of rows with another ``reward`` or ``rew``; what is stored stays as it is.
 
         Raises:
             BufferSettingError: there is no such field of single numbers.
+            SchemaError: the field cannot hold a reward.
         """
-        name = next((name for name, _, shape in self.schema.fields if name in REWARDS and shape == ()), None)
-        if name is None:
+        fields = enumerate(self.schema.fields)
+        field = next((field for field, (name, _, shape) in fields if name in REWARDS and shape == ()), None)
+        if field is None:
             raise BufferSettingError(f"These rows have no single number {' or '.join(REWARDS)} to write a reward into.")
         columns = dict(self.get(slots, slots))
-        columns[name] = rewards.astype(columns[name].dtype)
-        self.native.put(columns, slots)
+        columns[self.schema.names[field]] = self.schema.value(field, rewards, True)
+        return Columns(columns, len(slots))
+
+    def rewrite(self, slots: Ids, experiences: Columns) -> None:
+        """Puts these in the place of what lives in the slots."""
+        self.native.put(dict(experiences), np.ascontiguousarray(slots))
 
     def state_dict(self, ids: Ids, slots: Ids) -> dict[str, Any]:
         """The rows by field, in this order."""

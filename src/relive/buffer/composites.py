@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from relive.buffer.choices import check_row_by_row, choose
 from relive.buffer.draws import apportion, importance_weights
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.fields import Key, column, count_of, labels, rows
-from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
+from relive.buffer.native_selectors import Prioritized
 from relive.buffer.rows import NO_FLOATS, NO_IDS, Floats, Ids
 from relive.buffer.selector import BufferView, Selection, Selector
 from relive.buffer.slot_array import SlotArray
@@ -54,6 +55,8 @@ class Filter(Selector):
     ) -> None:
         self.sampler: Selector = Prioritized() if sampler is None else sampler
         self.roles = self.sampler.roles
+        self.weights = self.sampler.weights
+        self.row_by_row = self.sampler.row_by_row
         self._wanted = {
             name: _several(value)
             for name, value in (("agent", agent), ("outcome", outcome), ("policy_version", policy_version))
@@ -64,6 +67,10 @@ class Filter(Selector):
         self._where = where
         if not self._wanted and min_policy_version is None and tag is None and where is None:
             raise BufferSettingError("Filter has no condition; give agent, outcome, policy_version, tag or where.")
+
+    def inner(self) -> Sequence[Selector]:
+        """The selector that chooses among those that fit."""
+        return (self.sampler,)
 
     @property
     def epsilon(self) -> float:
@@ -77,7 +84,9 @@ class Filter(Selector):
 
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Those that fit become members."""
-        fits = self._fits(experiences)
+        self._insert(ids, priorities, experiences, self._fits(experiences))
+
+    def _insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any], fits: npt.NDArray[np.bool_]) -> None:
         chosen = [item for item, fit in zip(rows(experiences), fits.tolist(), strict=True) if fit]
         self._part.insert(ids[fits], priorities[fits], chosen)
 
@@ -91,8 +100,9 @@ class Filter(Selector):
 
     def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
         """Looks again who fits."""
+        fits = self._fits(experiences)
         self._part.delete(ids)
-        self.insert(ids, self.view.priorities(ids), experiences)
+        self._insert(ids, self.view.priorities(ids), experiences, fits)
 
     def select(self, count: int) -> Selection:
         """Up to `count` of those that fit; fewer where there are fewer."""
@@ -139,10 +149,11 @@ class Stratified(Selector):
     Args:
         key: What makes a group: a field (``"agent"``, ``"outcome"``, a tag ``"task:..."`` as ``"task"``) or a function.
         shares: The share of each group, at least 0, any scale; a group that is not named gets none. ``None``: equal.
-        sampler: Chooses within a group (each group gets a copy); ``None``: `Prioritized` with its defaults.
+        sampler: Chooses single rows within a group (each group gets a copy): `Prioritized` with weights over the batch
+            (``None``: with its defaults), or one without weights.
 
     Raises:
-        BufferSettingError: a share is negative, or all are 0.
+        BufferSettingError: a share is negative or all are 0, or the sampler is of another kind.
     """
 
     roles = ("sampler",)
@@ -153,8 +164,20 @@ class Stratified(Selector):
         self.key = key
         self.shares = shares
         self.sampler: Selector = Prioritized() if sampler is None else sampler
+        check_row_by_row("Stratified", self.sampler)
+        self.weights = self.sampler.weights
+        if self.weights is not None and not (isinstance(self.sampler, Prioritized) and self.weights == "batch"):
+            raise BufferSettingError(
+                f"Stratified weighs its draws over the batch, and cannot bring the weights of {self.sampler.kind} "
+                f"(over the {self.weights}) to that scale; give it Prioritized(weights='batch') or a sampler without "
+                "weights."
+            )
         self._parts: dict[Hashable, Part] = {}
         self._group_of = SlotArray(np.object_, None)
+
+    def inner(self) -> Sequence[Selector]:
+        """The selector that chooses within a group."""
+        return (self.sampler,)
 
     @property
     def epsilon(self) -> float:
@@ -163,7 +186,9 @@ class Stratified(Selector):
 
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Each joins its group."""
-        groups = labels(experiences, self.key)
+        self._insert(ids, priorities, experiences, labels(experiences, self.key))
+
+    def _insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any], groups: list[Hashable]) -> None:
         boxed = np.empty(len(groups), dtype=np.object_)
         boxed[:] = groups
         self._group_of[self.view.index.find(ids)] = boxed
@@ -189,29 +214,30 @@ class Stratified(Selector):
 
     def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
         """Each joins the group that it now belongs to."""
-        priorities = self.view.priorities(ids)
+        groups = labels(experiences, self.key)
         self.delete(ids)
-        self.insert(ids, priorities, experiences)
+        self._insert(ids, self.view.priorities(ids), experiences, groups)
 
     def select(self, count: int) -> Selection:
         """`count` experiences in the groups' shares, or all where there are fewer."""
         parts, targets = self._targets(count)
-        if not parts:
+        if not parts or not count:
             return Selection(ids=NO_IDS, probabilities=NO_FLOATS)
         numbers = apportion(targets, float(self.view.random(1)[0]))
-        ids, probabilities, population, betas, weighted = [], [], [], [], False
+        ids, probabilities, population, betas = [], [], [], []
         for part, number, share in zip(parts, numbers.tolist(), (targets / targets.sum()).tolist(), strict=True):
             if number:
                 beta = float(getattr(part.selector, "beta", 0.0))
                 selection = part.select(number)
                 drawn = len(selection.ids)
-                weighted = weighted or selection.weights is not None
                 ids.append(selection.ids)
                 probabilities.append(selection.probabilities * share)
                 population.append(np.full(drawn, part.drawable / share))
                 betas.append(np.full(drawn, beta))
         chances = np.concatenate(probabilities)
-        weights = importance_weights(np.concatenate(population), chances, np.concatenate(betas)) if weighted else None
+        weights = None
+        if self.weights is not None:
+            weights = importance_weights(np.concatenate(population), chances, np.concatenate(betas))
         return Selection(ids=np.concatenate(ids), probabilities=chances, weights=weights)
 
     def state_dict(self) -> dict[str, Any]:
@@ -266,10 +292,10 @@ class Mixture(Selector):
     those of the sampler that drew each, times its share, and weights are the sampler's own.
 
     Args:
-        components: Samplers with their shares, each positive, any scale.
+        components: Samplers of single rows with their shares, each positive, any scale.
 
     Raises:
-        BufferSettingError: there is no component, or a share is not positive.
+        BufferSettingError: there is no component, a share is not positive, or a sampler gives more than rows.
     """
 
     roles = ("sampler",)
@@ -278,11 +304,19 @@ class Mixture(Selector):
         if not components or not all(share > 0 for _, share in components):
             raise BufferSettingError("Mixture needs (sampler, share) pairs with positive shares.")
         self.samplers = [sampler for sampler, _ in components]
+        for sampler in self.samplers:
+            check_row_by_row("Mixture", sampler)
+        self.weights = "batch" if any(sampler.weights for sampler in self.samplers) else None
         total = sum(share for _, share in components)
         self.shares = [share / total for _, share in components]
-        # The buffer's index has one alpha; a sampler that draws with another one gets an index of its own.
-        self.alpha = next((sampler.alpha for sampler in self.samplers if _draws(sampler)), 1.0)
+        # The index has one alpha, if possible not 0, which would forget the priorities; a sampler that draws with
+        # another one gets an index of its own.
+        self.alpha = next((sampler.alpha for sampler in self.samplers if sampler.alpha), self.samplers[0].alpha)
         self._parts: list[Part | None] = []
+
+    def inner(self) -> Sequence[Selector]:
+        """The samplers."""
+        return self.samplers
 
     @property
     def epsilon(self) -> float:
@@ -293,7 +327,7 @@ class Mixture(Selector):
         """Joins a buffer, once."""
         super().bind(view)
         for sampler in self.samplers:
-            if _draws(sampler) and sampler.alpha != self.alpha:
+            if sampler.alpha is not None and sampler.alpha != view.index.alpha:
                 self._parts.append(Part(view, sampler))
             else:
                 sampler.bind(view)
@@ -322,15 +356,14 @@ class Mixture(Selector):
     def select(self, count: int) -> Selection:
         """`count` experiences in the components' shares."""
         numbers = apportion(np.array(self.shares) * count, float(self.view.random(1)[0]))
-        drawn = [part.select(number) for part, number in zip(self._components(), numbers.tolist(), strict=True)]
-        lengths = None
-        if any(one.lengths is not None for one in drawn):
-            lengths = np.concatenate([np.ones_like(one.ids) if one.lengths is None else one.lengths for one in drawn])
+        drawn = [
+            part.select(number) if isinstance(part, Part) else choose(part, number)
+            for part, number in zip(self._components(), numbers.tolist(), strict=True)
+        ]
         return Selection(
             ids=np.concatenate([one.ids for one in drawn]),
             probabilities=np.concatenate([s * one.probabilities for s, one in zip(self.shares, drawn, strict=True)]),
             weights=np.concatenate([np.ones(len(one.ids)) if one.weights is None else one.weights for one in drawn]),
-            lengths=lengths,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -363,6 +396,10 @@ class Apart(Selector):
 
     def __init__(self, selector: Selector) -> None:
         self.selector = selector
+
+    def inner(self) -> Sequence[Selector]:
+        """The selector."""
+        return (self.selector,)
 
     def bind(self, view: BufferView) -> None:
         """Joins a buffer, once."""
@@ -407,19 +444,12 @@ class Apart(Selector):
 
 def remover_for(remover: Selector, sampler: Selector) -> Selector:
     """The remover as it can work beside this sampler."""
-    if remover is sampler or not _draws(remover):
-        return remover
-    return Apart(remover)
+    return remover if remover is sampler or remover.alpha is None else Apart(remover)
 
 
 def epsilon_of(selector: Selector) -> float:
     """What a selector adds to an absolute TD error; 1e-6 where it says nothing."""
     return float(getattr(selector, "epsilon", 1e-6))
-
-
-def _draws(selector: Selector) -> bool:
-    """Whether a selector draws by the leaves of the index that it is bound to, so that its alpha matters."""
-    return isinstance(selector, Prioritized | Uniform) or (not selector.follows and not isinstance(selector, Fifo))
 
 
 def _several(value: Any) -> frozenset[Any]:

@@ -19,6 +19,7 @@ from relive.buffer._core import Index
 from relive.buffer.arrays import ArrayStorage
 from relive.buffer.blocks import HEADS
 from relive.buffer.checks import count_of, keepable, positive, refusal, take_of
+from relive.buffer.choices import admission_of, victims_of
 from relive.buffer.composites import remover_for
 from relive.buffer.errors import BufferSettingError, BufferStateError
 from relive.buffer.evaluation import Evaluation
@@ -26,11 +27,11 @@ from relive.buffer.limits import Limits, warn_of_other_limiter
 from relive.buffer.native_selectors import Fifo, Prioritized, Uniform
 from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import NO_IDS, Changes, Experiences, Floats, Ids, ObjectRows, Rows
-from relive.buffer.selector import BufferView, Selection, Selector
+from relive.buffer.selector import BufferView, Selector
 from relive.buffer.state_file import read_state, write_state
 from relive.buffer.workers import watch_forks
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Version of the shape of `ReplayBuffer.state_dict`."""
 
 
@@ -58,6 +59,8 @@ class Contents:
             if given is not None and not isinstance(given, Selector):
                 raise BufferSettingError(f"{role} is {given!r}; give a selector, such as relive.Prioritized().")
         self._sampler: Selector = Prioritized() if sampler is None else sampler
+        if limits is not None and limits.max_times_sampled is not None:
+            self._sampler.never_twice()
         self._remover: Selector = Fifo() if remover is None else remover_for(remover, self._sampler)
         for role, selector in (("sampler", self._sampler), ("remover", self._remover)):
             if role not in selector.roles:
@@ -67,7 +70,8 @@ class Contents:
         self._limits = limits
         if seed is None:
             seed = int.from_bytes(os.urandom(8), "little")
-        self._index = Index(self._capacity, self._sampler.alpha, operator.index(seed) % 2**64)
+        alpha = 1.0 if self._sampler.alpha is None else self._sampler.alpha
+        self._index = Index(self._capacity, alpha, operator.index(seed) % 2**64)
         self._view = BufferView(self._index, self._rows)
         self._selectors = [self._sampler]
         if self._remover is not self._sampler:
@@ -75,6 +79,10 @@ class Contents:
         for selector in self._selectors:
             selector.bind(self._view)
         self._followers = [selector for selector in self._selectors if selector.follows]
+        if self._followers and alpha != 1.0:
+            # The index keeps priority^alpha, from which the priorities cannot be had again as exactly as followers
+            # compare them, with alpha 0 not at all: a second index keeps the priorities.
+            self._view.raw = Index(self._capacity, 1.0, 0)
         # The common cases go straight to the native core: additions of which the oldest leaves and that nobody follows,
         # and draws by its own samplers.
         self._push: Callable[[Index, Any, float | None], int] | None = None
@@ -101,7 +109,7 @@ class Contents:
         first = index.next_id
         ids = np.arange(first, first + count, dtype=np.int64)
         room = self._capacity - index.size
-        admitted = self._remover.admit(experiences, room) if self._admits else None
+        admitted = admission_of(self._remover, experiences, room) if self._admits else None
         if admitted is not None:
             places, victims = admitted
             if len(places) < count:  # the others get ids that are gone at once
@@ -111,11 +119,11 @@ class Contents:
                 if not self._rows.has_own_ids:
                     index.skip_to(int(ids[0]) if count else first + offered)
         else:
-            victims = self._remover.victims(count - room) if count > room else NO_IDS
+            victims = self._victims(count - room) if count > room else NO_IDS
         if self._limits is not None:
             victims = self._limits.victims(self._remover, self._view, victims, sizes)
         if priorities is None and (self._rows.keeps_priorities or self._followers):
-            priorities = np.full(count, index.default_priority(victims))
+            priorities = np.full(count, self._default_priority(victims))
         own = self._rows.append(experiences, priorities, victims, index.propose(victims, count))
         stored = ids if own is None else own
         self._commit(victims, stored, priorities, experiences, sizes)
@@ -128,6 +136,14 @@ class Contents:
             return result
         index.skip_to(first + offered)
         return np.arange(first, first + offered, dtype=np.int64)
+
+    def _victims(self, count: int) -> Ids:
+        """Who leaves by the remover's choice; `count` is at most the number stored."""
+        return victims_of(self._remover, count)
+
+    def _default_priority(self, victims: Ids) -> float:
+        """What a new experience gets once the victims have left: the largest live priority, 1 when there is none."""
+        return (self._view.raw or self._index).default_priority(victims)
 
     @property
     def _watched(self) -> bool:
@@ -151,6 +167,8 @@ class Contents:
             if self._limits is not None:
                 self._limits.leave(slots)
         self._index.replace(victims, ids, priorities)
+        if self._view.raw is not None:
+            self._view.raw.replace(victims, ids, priorities)
         if len(ids) and self._watched:
             slots = self._index.find(ids)
             if self._limits is not None:
@@ -198,6 +216,25 @@ class Contents:
         priorities = self._evaluation.of_changed(slots, experiences)
         if priorities is not None:
             self._set_priorities(ids, priorities)
+            self._evaluation.settle(slots)
+
+    def _rewarded(self, ids: Ids, slots: Ids, experiences: Experiences, before: Experiences) -> Floats | None:
+        """Tells rule and selectors of rewards that are not written yet, and returns the priorities by the rule.
+
+        When anything is refused, all are told what was `before`.
+        """
+        try:
+            priorities = self._evaluation.of_changed(slots, experiences)
+            if priorities is not None:
+                self._check_priorities(ids, priorities)
+            for selector in self._followers:
+                selector.change(ids, experiences)
+        except Exception:
+            self._evaluation.undo_change(slots, before)
+            for selector in self._followers:
+                selector.change(ids, before)
+            raise
+        return priorities
 
     def _follow_inserted(self, changes: Changes) -> None:
         ids = changes.inserted
@@ -208,7 +245,7 @@ class Contents:
             ids, priorities = ids[surplus:], priorities[surplus:]
         excess = self._index.size + len(ids) - self._capacity
         if excess > 0:
-            self._evict(self._remover.victims(excess))
+            self._evict(self._victims(excess))
         unknown = np.isnan(priorities)
         if unknown.any():
             ruled = None
@@ -216,7 +253,7 @@ class Contents:
                 ruled = self._evaluation.of_new(self._rows.get(ids[unknown], np.full(int(unknown.sum()), -1)))
             if ruled is not None:
                 self._check_priorities(ids[unknown], ruled)
-            priorities[unknown] = self._index.default_priority(NO_IDS) if ruled is None else ruled
+            priorities[unknown] = self._default_priority(NO_IDS) if ruled is None else ruled
         experiences = self._rows.get(ids, np.full(len(ids), -1)) if self._watched else ()
         self._commit(NO_IDS, ids, priorities, experiences)
 
@@ -233,9 +270,17 @@ class Contents:
         if self._rows.keeps_priorities:
             self._rows.set_priorities(ids, priorities)
         changed = self._index.update(ids, priorities)
+        if self._view.raw is not None:
+            self._view.raw.update(ids, priorities)
         for selector in self._followers:
             selector.update(ids, priorities)
         return changed
+
+    def _keep_raw(self, ids: Ids, priorities: Floats) -> None:
+        """The raw priorities of all that is stored, for a buffer that keeps them beside its index."""
+        if self._view.raw is not None:
+            self._view.raw = Index(self._capacity, 1.0, 0)
+            self._view.raw.replace(NO_IDS, ids, priorities)
 
     def _refresh(self) -> None:
         """Brings priorities up to date that have drifted with time or with what came and went."""
@@ -243,22 +288,16 @@ class Contents:
         if drifted is not None:
             self._set_priorities(*drifted)
 
-    # ---- Drawing
-
-    def _select(self, count: int) -> tuple[Selection, Ids]:
-        """What the sampler chooses, and which of it must leave because it has been drawn often enough."""
-        if self._limits is None:
-            return self._sampler.select(count), NO_IDS
-
-        def silence(ids: Ids) -> None:
-            zeros = np.zeros(len(ids))
-            self._index.update(ids, zeros)
-            for selector in self._followers:
-                selector.update(ids, zeros)
-
-        return self._limits.select(count, self._index.find, self._sampler.select, silence)
-
     # ---- State
+
+    def _kinds(self) -> dict[str, str | None]:
+        """What a saved state must have been made with to fit."""
+        return {
+            "storage": type(self._rows).__name__,
+            "sampler": self._sampler.kind,
+            "remover": self._remover.kind,
+            "rule": None if self._evaluation.rule is None else self._evaluation.rule.kind,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the next draws, as NumPy arrays and JSON values.
@@ -272,11 +311,13 @@ class Contents:
             return {
                 "version": STATE_VERSION,
                 "capacity": self._capacity,
+                "kinds": self._kinds(),
                 "index": {
                     "alpha": index.alpha,
                     "ids": ids,
                     "slots": slots,
                     "leaves": index.leaves(ids),
+                    "priorities": None if self._view.raw is None else self._view.priorities(ids),
                     "free_slots": index.free_slots(),
                     "ring": index.is_ring,
                     "next_id": index.next_id,
@@ -299,7 +340,8 @@ class Contents:
         """Takes a state back: the next draws are those that the saved buffer would have made.
 
         Raises:
-            BufferStateError: the state is of a newer version, or of a buffer with another capacity or alpha.
+            BufferStateError: the state is of another version, or of a buffer with another capacity, kind of storage,
+                sampler, remover or rule (a state without a rule fits any), or alpha; nothing was changed.
         """
         if state.get("version") != STATE_VERSION:
             raise BufferStateError(
@@ -310,9 +352,10 @@ class Contents:
         with self._lock:
             for name, theirs, ours in (
                 ("capacity", state["capacity"], self._capacity),
+                *((name, state["kinds"][name], kind) for name, kind in self._kinds().items()),
                 ("alpha", saved["alpha"], self._index.alpha),
             ):
-                if theirs != ours:
+                if theirs != ours and not (name == "rule" and theirs is None):
                     raise BufferStateError(
                         f"The state is of a buffer with {name} {theirs}, this one has {ours}; make it with the same."
                     )
@@ -320,16 +363,21 @@ class Contents:
             index = Index(self._capacity, self._index.alpha, 0)
             try:
                 index.restore(ids, slots, saved["leaves"], saved["free_slots"], bool(saved["ring"]))
+                if self._view.raw is not None and (
+                    len(saved["priorities"]) != len(ids) or index.first_bad(saved["priorities"]) >= 0
+                ):
+                    raise ValueError("not one priority for each id")
             except (ValueError, TypeError) as error:
                 raise BufferStateError("The state's ids, slots and priorities contradict each other.") from error
             self._rows.load_state_dict(state["rows"], ids, slots)
             index.skip_to(int(saved["next_id"]))
             self._index = self._view.index = index
+            self._keep_raw(ids, saved["priorities"])
             experiences = self._rows.get(ids, slots) if self._watched and len(ids) else ()
             for selector in self._followers:
                 selector.reset()
                 if len(ids):
-                    selector.insert(ids, index.priorities(ids), experiences)
+                    selector.insert(ids, self._view.priorities(ids), experiences)
             index.random_state = [int(word) for word in saved["random"]]
             self._evaluation.load_state_dict(state["rule"], slots, experiences)
             if self._limits is not None:
@@ -356,7 +404,7 @@ class Contents:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Takes the state back that `save` wrote: the next draws are those that the saved buffer would have made.
 
-        The buffer must be made with the same capacity, storage, sampler and remover.
+        The buffer must be made with the same capacity, storage, sampler, remover and priority rule.
 
         Raises:
             BufferStateError: the file is damaged, no saved buffer, or of another kind of buffer.

@@ -1,7 +1,9 @@
 """`Diverse`: batches that weigh priority against being different from what is already in the batch."""
 
+# ruff: noqa: ARG002  (the interface passes more than it needs)
+
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,6 @@ class Diverse(Selector):
     """
 
     roles = ("sampler",)
-    follows = False
 
     def __init__(
         self,
@@ -68,12 +69,17 @@ class Diverse(Selector):
             raise BufferSettingError(f"limit is {limit}; it must be at least 1.")
         self.weight = weight
         self.alpha = float(alpha)
+        self.follows = features is not None or key is not None  # either may look at the reward
         self._features = features
         self._limit = limit
         self._key = key
         self._known_id = SlotArray(np.int64, -1)  # whose signature and label a slot holds
         self._signature = SlotArray(np.uint64, 0)
         self._label = SlotArray(np.object_, None)
+
+    def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
+        """Looks at them again when they are candidates next."""
+        self._known_id[self.view.index.find(ids)] = -1
 
     def select(self, count: int) -> Selection:
         """Up to `count` different experiences; fewer where there are fewer, or where the limit allows no more."""

@@ -37,11 +37,10 @@ def distinct(view: BufferView, count: int) -> Ids:
     return ids[earliest[np.argsort(arrival[earliest], kind="stable")]]
 
 
-def raw_priorities(view: BufferView, ids: Ids) -> Floats:
-    """The raw priority of each stored id, to the 7 digits that are kept, without looking for the shortest decimal."""
-    leaves = view.index.leaves(ids).astype(np.float64)
-    alpha = view.index.alpha
-    return leaves if alpha in (0.0, 1.0) else leaves ** (1.0 / alpha)
+def as_kept(priorities: Floats) -> Floats:
+    """Raw priorities as the index keeps them: to float32's 24 bits, and no positive one becomes 0."""
+    kept = np.maximum(priorities.astype(np.float32), np.finfo(np.float32).tiny)
+    return np.where(priorities > 0.0, kept, 0.0).astype(np.float64)
 
 
 def chances(view: BufferView, ids: Ids) -> Floats:

@@ -23,6 +23,10 @@ class BufferStateError(ReliveError, ValueError):
     """A saved state does not fit the buffer that should take it."""
 
 
+class SelectorError(ReliveError, RuntimeError):
+    """A selector chose what it may not, for example an experience that is not stored; the message names its class."""
+
+
 class ExperienceTooLargeError(ReliveError, ValueError):
     """One experience is larger than the buffer's whole limit on bytes."""
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from relive.buffer._core import Index
-from relive.buffer.checks import LARGEST_PRIORITY
 from relive.buffer.fields import rows
-from relive.buffer.priority_rule import PriorityRule
+from relive.buffer.priority_rule import PriorityRule, bounded
 from relive.buffer.rows import Floats, Ids
 from relive.buffer.slot_array import SlotArray
 
@@ -42,7 +41,7 @@ class Evaluation:
     def of_new(self, experiences: Any) -> Floats | None:
         """The priority of each new experience; ``None``: nobody says."""
         if self.rule is not None:
-            return _bounded(self.rule.preview(experiences))
+            return bounded(self.rule.preview(experiences))
         if self.function is not None:
             return np.array([float(self.function(item)) for item in rows(experiences)], dtype=np.float64)
         return None
@@ -69,8 +68,17 @@ class Evaluation:
         if self.rule is None:
             return self.of_new(experiences)
         self.rule.change(slots, experiences)
-        self._by_hand[slots] = False
-        return _bounded(self.rule.values(slots))
+        return bounded(self.rule.values(slots))
+
+    def undo_change(self, slots: Ids, before: Any) -> None:
+        """Goes back to what was known before `of_changed`."""
+        if self.rule is not None:
+            self.rule.change(slots, before)
+
+    def settle(self, slots: Ids) -> None:
+        """The priorities that `of_changed` gave hold from now on, also where one was given by hand."""
+        if self.rule is not None:
+            self._by_hand[slots] = False
 
     def of_td_errors(self, slots: Ids, sizes: Floats) -> Floats:
         """The priorities once absolute TD errors are known."""
@@ -78,7 +86,7 @@ class Evaluation:
             return sizes
         self.rule.td_error(slots, sizes)
         self._by_hand[slots] = False
-        return _bounded(self.rule.values(slots))
+        return bounded(self.rule.values(slots))
 
     def of_all(self, index: Index) -> tuple[Ids, Floats] | None:
         """Ids and priorities of all that have drifted; ``None`` while nothing has, or not by much. O(size)."""
@@ -87,7 +95,7 @@ class Evaluation:
         ids = index.ids()
         slots = index.find(ids)
         free = ~self._by_hand[slots]
-        values = _bounded(self.rule.values(slots[free]))
+        values = bounded(self.rule.values(slots[free]))
         self.rule.refreshed()
         return ids[free], values
 
@@ -108,8 +116,3 @@ class Evaluation:
         if state is not None:
             self.rule.load_state_dict(state["rule"], slots)
             self._by_hand[slots] = state["by_hand"]
-
-
-def _bounded(values: Floats) -> Floats:
-    """No larger than can be kept; a NaN stays and is refused."""
-    return np.minimum(values, LARGEST_PRIORITY)

@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer.ages import Ages
+from relive.buffer.choices import victims_of
 from relive.buffer.errors import BufferSettingError, BufferStateWarning, ExperienceTooLargeError, RateLimitError
 from relive.buffer.fields import count_of
 from relive.buffer.fields import rows as rows_of
 from relive.buffer.rate_limiter import RateLimiter
-from relive.buffer.rows import NO_IDS, Ids, Rows, estimated_bytes
+from relive.buffer.rows import NO_IDS, Ids, Rows
 from relive.buffer.selector import BufferView, Selection, Selector
+from relive.buffer.sizes import estimated_bytes
 from relive.buffer.slot_array import SlotArray
 from relive.buffer.staleness import Staleness
 
@@ -131,7 +133,7 @@ class Limits:
         chosen = NO_IDS
         while needed > 0:
             asked = min(2 * asked + 1, stored)
-            chosen = remover.victims(asked)
+            chosen = victims_of(remover, asked)
             chosen = chosen[~np.isin(chosen, already)]
             enough = int(np.searchsorted(np.cumsum(self._sizes[view.index.find(chosen)]), needed)) + 1
             if enough <= len(chosen) or asked == stored:
@@ -177,40 +179,32 @@ class Limits:
 
     # ---- Draws
 
-    def select(
-        self, count: int, find: Callable[[Ids], Ids], choose: Callable[[int], Selection], silence: Callable[[Ids], None]
-    ) -> tuple[Selection, Ids]:
-        """Draws, counting how often each experience was drawn; none comes more often than it may.
+    def allowed(self, drawn: Selection, slots: Ids) -> Selection:
+        """What was chosen without the draws that are one too many.
 
-        Args:
-            count: How many.
-            find: Slots of ids.
-            choose: Asks the sampler.
-            silence: Makes ids undrawable.
-
-        Returns:
-            What was drawn, and the ids that have been drawn often enough and must leave once they are fetched.
+        There are such only where a sampler chooses one experience several times in a batch, in spite of
+        `Selector.never_twice`: `Mixture` does when two of its samplers choose the same.
         """
+        if self.max_times_sampled is None or drawn.lengths is not None:
+            return drawn
+        allowed = self._times[slots] + _occurrence(drawn.ids) <= self.max_times_sampled
+        return drawn if allowed.all() else drawn.part(allowed)
+
+    def drawn(self, drawn: Selection, slots: Ids) -> npt.NDArray[np.bool_] | None:
+        """This was drawn; which of it not for the first time, where staleness is bounded.
+
+        The rate limiter counts what a call asks for: of sequences each as one sample.
+        """
+        self._samples += drawn.count
+        if self.max_times_sampled is not None:
+            self._times.add(slots, 1)
+        return None if self.staleness is None else self.staleness.drawn(slots)
+
+    def exhausted(self, slots: Ids) -> Ids:
+        """The ids in these slots that have been drawn often enough and leave."""
         if self.max_times_sampled is None:
-            return choose(count), NO_IDS
-        parts: list[Selection] = []
-        exhausted = NO_IDS
-        missing = count
-        while True:
-            drawn = choose(missing)
-            slots = find(drawn.ids)
-            allowed = self._times[slots] + _occurrence(drawn.ids) <= self.max_times_sampled
-            if drawn.lengths is not None:
-                allowed[:] = True  # a sequence is not torn apart
-            self._times.add(slots[allowed], 1)
-            used_up = np.unique(drawn.ids[self._times[slots] >= self.max_times_sampled])
-            exhausted = np.concatenate([exhausted, used_up])
-            parts.append(drawn if allowed.all() else _some(drawn, allowed))
-            short = len(drawn.ids) < missing
-            missing -= int(allowed.sum())
-            if short or missing <= 0 or drawn.lengths is not None:
-                return _joined(parts), np.unique(exhausted)
-            silence(used_up)
+            return NO_IDS
+        return np.unique(self._ids[slots[self._times[slots] >= self.max_times_sampled]])
 
     # ---- Rate
 
@@ -249,11 +243,6 @@ class Limits:
     def count_inserts(self, count: int) -> None:
         """So many were added."""
         self._inserts += count
-
-    def drawn(self, slots: Ids) -> npt.NDArray[np.bool_] | None:
-        """What lives in these slots was drawn; which of it not for the first time, where staleness is bounded."""
-        self._samples += len(slots)
-        return None if self.staleness is None else self.staleness.drawn(slots)
 
     def _wait(
         self,
@@ -356,25 +345,3 @@ def _occurrence(ids: Ids) -> Ids:
     occurrence = np.empty(len(ids), dtype=np.int64)
     occurrence[order] = np.arange(len(ids)) - np.repeat(starts, lengths) + 1
     return occurrence
-
-
-def _some(drawn: Selection, keep: Any) -> Selection:
-    return Selection(
-        ids=drawn.ids[keep],
-        probabilities=drawn.probabilities[keep],
-        weights=None if drawn.weights is None else drawn.weights[keep],
-        slots=None if drawn.slots is None else drawn.slots[keep],
-    )
-
-
-def _joined(parts: list[Selection]) -> Selection:
-    if len(parts) == 1:
-        return parts[0]
-    weights = None
-    if any(part.weights is not None for part in parts):
-        weights = np.concatenate([np.ones(len(part.ids)) if part.weights is None else part.weights for part in parts])
-    return Selection(
-        ids=np.concatenate([part.ids for part in parts]),
-        probabilities=np.concatenate([part.probabilities for part in parts]),
-        weights=weights,
-    )

@@ -17,12 +17,13 @@ class Prioritized(Selector):
     """Draws in proportion to priority^alpha (Schaul et al. 2016, "Prioritized Experience Replay").
 
     P(i) = p_i^alpha / sum_k p_k^alpha, and importance weights w_i = (N P(i))^-beta / max w, never above 1. An explicit
-    priority of 0 is never drawn. When a batch asks for more than can be drawn, it holds each of those once.
+    priority of 0 is never drawn.
 
     Priorities are kept as float32. With replacement the weights (at beta 1) make a batch's mean an unbiased estimate of
     the mean over the buffer. Without replacement they are the same, computed from the probabilities of a first draw:
     then items of high priority, which can come only once, count for less than they should, by a little while the batch
-    is small beside the buffer.
+    is small beside the buffer. A batch that asks for more than there is holds each once, with the weights of a draw
+    with replacement: they say how the experiences compare, and no mean over the buffer follows from them.
 
     Args:
         alpha: How far priorities count, at least 0; 0 makes draws uniform (over all with a positive priority).
@@ -74,6 +75,11 @@ class Prioritized(Selector):
         if not replacement:
             self._drawing = Drawing.DISTINCT
 
+    def never_twice(self) -> None:
+        """Draws without replacement from now on."""
+        self.replacement = False
+        self._drawing = Drawing.DISTINCT
+
     def draw(self, index: Index, count: int, rows: ArrayRows | None) -> Block:
         """Draws from an index, the fields of native rows with it, and moves beta on. O(count log N)."""
         beta = self.beta
@@ -86,7 +92,8 @@ class Prioritized(Selector):
 
     def select(self, count: int) -> Selection:
         """Draws `count` experiences and moves beta on."""
-        return _selection(self.draw(self.view.index, count, None))
+        parts = HEADS.parts(self.draw(self.view.index, count, None))
+        return Selection(ids=parts["ids"], probabilities=parts["probabilities"], weights=parts["weights"])
 
     def state_dict(self) -> dict[str, Any]:
         """The present beta, and how many draws a schedule has counted."""
@@ -112,14 +119,20 @@ class Uniform(Selector):
 
     alpha = 0.0
     follows = False
+    _drawing = Drawing.INDEPENDENT
+
+    def never_twice(self) -> None:
+        """Draws without replacement from now on."""
+        self._drawing = Drawing.DISTINCT
 
     def draw(self, index: Index, count: int, rows: ArrayRows | None) -> Block:
         """Draws from an index, the fields of native rows with it. O(count)."""
-        return index.draw(count, Drawing.INDEPENDENT, rows=rows)
+        return index.draw(count, self._drawing, rows=rows)
 
     def select(self, count: int) -> Selection:
         """Draws `count` experiences."""
-        return _selection(self.draw(self.view.index, count, None))
+        parts = HEADS.parts(self.draw(self.view.index, count, None))
+        return Selection(ids=parts["ids"], probabilities=parts["probabilities"])
 
 
 class Fifo(Selector):
@@ -139,13 +152,6 @@ class Fifo(Selector):
     def victims(self, count: int) -> Ids:
         """The `count` oldest."""
         return self.view.index.oldest(count)
-
-
-def _selection(block: Block) -> Selection:
-    parts = HEADS.parts(block)
-    return Selection(
-        ids=parts["ids"], slots=parts["slots"], probabilities=parts["probabilities"], weights=parts["weights"]
-    )
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from relive.buffer.choices import check_row_by_row, choose
 from relive.buffer.composites import epsilon_of
 from relive.buffer.episodes import TERMINATED, EpisodeFields, Links
 from relive.buffer.errors import BufferSettingError
@@ -66,15 +67,16 @@ class NStep(Selector):
     Args:
         n: Most steps summed, at least 1.
         gamma: Discount, 0 to 1.
-        sampler: Draws the rows; ``None``: `Prioritized` with its defaults. It must draw row by row.
+        sampler: Draws the rows, one by one; ``None``: `Prioritized` with its defaults.
         whole: Only rows whose n steps are stored or whose episode has ended are used; others of the batch are left out.
         fields: Where a row says its reward, episode and end.
 
     Raises:
-        BufferSettingError: n or gamma is out of range.
+        BufferSettingError: n or gamma is out of range, or the sampler gives sequences or n-step returns itself.
     """
 
     roles = ("sampler",)
+    row_by_row = False
 
     def __init__(
         self,
@@ -90,8 +92,14 @@ class NStep(Selector):
         self.gamma = gamma
         self.whole = whole
         self.sampler: Selector = Prioritized() if sampler is None else sampler
+        check_row_by_row("NStep", self.sampler)
         self.alpha = self.sampler.alpha
+        self.weights = self.sampler.weights
         self._links = Links(EpisodeFields() if fields is None else fields)
+
+    def inner(self) -> Sequence[Selector]:
+        """The sampler of the rows."""
+        return (self.sampler,)
 
     @property
     def epsilon(self) -> float:
@@ -128,26 +136,13 @@ class NStep(Selector):
 
     def select(self, count: int) -> Selection:
         """What the inner sampler draws, with n-step returns."""
-        drawn = self.sampler.select(count)
-        if drawn.lengths is not None:
-            raise BufferSettingError("NStep looks ahead from single rows; give it a sampler that draws row by row.")
+        drawn = choose(self.sampler, count)
         returns = self.returns(drawn.ids)
         selection = Selection(ids=drawn.ids, probabilities=drawn.probabilities, weights=drawn.weights, n_step=returns)
         if not self.whole:
             return selection
         ended = self._links.ends(self.view, returns.last_ids) > 0
-        keep = (returns.steps == self.n) | ended
-        return Selection(
-            ids=drawn.ids[keep],
-            probabilities=drawn.probabilities[keep],
-            weights=None if drawn.weights is None else drawn.weights[keep],
-            n_step=NStepReturns(
-                rewards=returns.rewards[keep],
-                discounts=returns.discounts[keep],
-                steps=returns.steps[keep],
-                last_ids=returns.last_ids[keep],
-            ),
-        )
+        return selection.part((returns.steps == self.n) | ended)
 
     def returns(self, ids: Ids) -> NStepReturns:
         """N-step returns from these stored rows on."""

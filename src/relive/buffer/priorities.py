@@ -19,6 +19,7 @@ from relive.buffer.priority_rule import OfExperience, PriorityRule, Product, che
 from relive.buffer.rarity import Rarity
 from relive.buffer.rows import Floats, Ids
 from relive.buffer.slot_array import SlotArray
+from relive.buffer.slot_maximum import SlotMaximum
 
 DAY = 86_400.0
 """Seconds."""
@@ -129,28 +130,27 @@ class TdError(PriorityRule):
     def __init__(self, epsilon: float = 1e-6) -> None:
         check_not_negative("epsilon", epsilon)
         self._epsilon = epsilon
-        self._size = SlotArray(np.float64, np.nan)  # NaN: not known (or nobody lives there)
+        self._size = SlotMaximum()  # -inf: not known (or nobody lives there)
         self._given = SlotArray(np.float64, np.nan)  # what it was taken for meanwhile
 
     def preview(self, experiences: Any) -> Floats:
         """The largest error stored, so that each is looked at once; 1 where none is known."""
-        sizes = self._size.all()
-        largest = float(np.max(sizes, where=~np.isnan(sizes), initial=-1.0))
+        largest = self._size.largest()
         return np.full(count_of(experiences), (largest if largest >= 0 else 1.0) + self._epsilon)
 
     def values(self, slots: Ids) -> Floats:
         """The errors known, and what new ones were taken for."""
         sizes = self._size[slots]
-        return np.where(np.isnan(sizes), self._given[slots], sizes + self._epsilon)
+        return np.where(sizes < 0, self._given[slots], sizes + self._epsilon)
 
     def join(self, slots: Ids, experiences: Any) -> None:
         """Their errors are not known yet."""
         self._given[slots] = self.preview(experiences)
-        self._size[slots] = np.nan
+        self._size[slots] = -np.inf
 
     def leave(self, slots: Ids) -> None:
         """Their errors no longer count as the largest."""
-        self._size[slots] = np.nan
+        self._size[slots] = -np.inf
 
     def reset(self) -> None:
         """No error is known."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from relive.buffer.checks import LARGEST_PRIORITY
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.fields import rows
 from relive.buffer.rows import Floats, Ids
@@ -34,6 +35,11 @@ class PriorityRule:
 
     drifts = False
     """Whether values change of experiences that nobody touches."""
+
+    @property
+    def kind(self) -> str:
+        """Its class, or those of its factors. A saved state fits the same kind only."""
+        return type(self).__name__
 
     def preview(self, experiences: Any) -> Floats:
         """The factor that each new experience will have once it is stored, float64 ``[B]``, at least 0."""
@@ -89,6 +95,11 @@ class Product(PriorityRule):
         self._rules = rules
         self.takes_td_errors = any(rule.takes_td_errors for rule in rules)
         self.drifts = any(rule.drifts for rule in rules)
+
+    @property
+    def kind(self) -> str:
+        """Those of its factors."""
+        return " * ".join(rule.kind for rule in self._rules)
 
     def preview(self, experiences: Any) -> Floats:
         """The product of what each gives."""
@@ -185,10 +196,16 @@ def as_rule(rule: PriorityRule | Callable[[Any], float] | float) -> PriorityRule
     return OfExperience(lambda _: constant)
 
 
+def bounded(values: Floats) -> Floats:
+    """No finite value larger than can be kept; NaN and infinity stay, and are refused."""
+    return np.where(np.isinf(values), values, np.minimum(values, LARGEST_PRIORITY))
+
+
 def _product(factors: list[Floats]) -> Floats:
-    result = factors[0]
-    for factor in factors[1:]:
-        result = result * factor
+    result = bounded(factors[0])
+    with np.errstate(invalid="ignore"):  # infinity times 0 is NaN, which is refused
+        for factor in factors[1:]:
+            result = bounded(result * bounded(factor))
     return result
 
 

@@ -192,7 +192,9 @@ class Learnability(_Counting):
 
     def join(self, slots: Ids, experiences: Any) -> None:
         """They join their groups."""
-        names, outcomes, alone = self._read(experiences)
+        self._join(slots, *self._read(experiences))
+
+    def _join(self, slots: Ids, names: list[Hashable], outcomes: Any, alone: Any) -> None:
         numbers = self._groups.join(slots, names)
         self._outcome[slots] = outcomes
         self._alone[slots] = alone
@@ -210,8 +212,9 @@ class Learnability(_Counting):
 
     def change(self, slots: Ids, experiences: Any) -> None:
         """Their outcome is known, or another one."""
+        read = self._read(experiences)
         self.leave(slots)
-        self.join(slots, experiences)
+        self._join(slots, *read)
 
     def reset(self) -> None:
         """Counts nothing."""

@@ -6,7 +6,8 @@ I inserts, S samples since the limiter was set and r = samples_per_insert,
     min_size * r - tolerance  <=  I * r - S  <=  min_size * r + tolerance
 
 The left bound holds samplers back, the right one inserters. The first `min_size` inserts always pass, and nothing is
-drawn before `min_size` experiences are stored.
+drawn before `min_size` experiences are stored. Samples are what ``sample(n)`` counts: experiences, or from a sampler of
+sequences, sequences.
 """
 
 import math

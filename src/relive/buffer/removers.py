@@ -4,6 +4,9 @@ Each experience gets a random number when it comes, and those with the largest s
 uniform sample without replacement of all that ever came, at every moment, and a newcomer may be the one that is not
 kept: it then gets an id that is gone at once.
 
+This holds as long as the capacity alone decides how many stay. What another limit (bytes, age, draws, staleness) or
+`ReplayBuffer.remove` takes out leaves room that the next newcomers fill, so that the newest are then over-represented.
+
 `Fifo`, `Lifo`, `Lowest`, `Highest`, `Uniform` and `Prioritized` serve as removers too.
 """
 
@@ -27,7 +30,8 @@ class TaskBalanced(Selector):
     """Keeps as many experiences of each task as of any other, each a uniform sample of that task's whole stream.
 
     A task that has had fewer than its quota keeps all, and the others share the rest. So when a task begins, the others
-    give way evenly; how much is in the newest task's stream does not matter.
+    give way evenly; how much is in the newest task's stream does not matter. The sample is uniform while only the
+    capacity binds; where other limits take experiences out, the newest are over-represented.
 
     Args:
         key: What makes a task: a field (``"agent"``, a tag ``"task:..."`` as ``"task"``) or a function.
@@ -171,7 +175,11 @@ class TaskBalanced(Selector):
 
 
 class Reservoir(TaskBalanced):
-    """Keeps a uniform sample of all that ever came (Vitter 1985, "Random sampling with a reservoir")."""
+    """Keeps a uniform sample of all that ever came (Vitter 1985, "Random sampling with a reservoir").
+
+    It is uniform while only the capacity binds; where other limits take experiences out, the newest are
+    over-represented.
+    """
 
     def __init__(self) -> None:
         super().__init__()

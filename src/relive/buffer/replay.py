@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from relive.buffer.arrays import ArrayStorage
 from relive.buffer.batch import Batch, BlockBatch, BufferStats
 from relive.buffer.checks import count_of, float_of, floats_of, ids_of, part_of, refusal
+from relive.buffer.choices import choose
 from relive.buffer.contents import Contents
 from relive.buffer.errors import (
     BufferSettingError,
@@ -29,7 +31,7 @@ from relive.buffer.errors import (
 from relive.buffer.limits import Limits
 from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rate_limiter import RateLimiter
-from relive.buffer.rows import NO_IDS, Experiences, Floats, Ids, Rows
+from relive.buffer.rows import NO_IDS, Experiences, Floats, Ids, ObjectRows, Rows
 from relive.buffer.selector import Selector
 
 
@@ -46,7 +48,8 @@ class ReplayBuffer(Contents):
             is stored, 1 where nothing has a positive one.
         max_bytes: Most bytes of all stored experiences together, estimated where they are Python objects.
         max_age: Seconds after which an experience leaves.
-        max_times_sampled: Draws after which an experience leaves.
+        max_times_sampled: Draws after which an experience leaves; a batch then holds none twice (except where two
+            samplers of a `Mixture` choose the same).
         rate_limiter: Lets inserting or sampling wait for the other.
         max_staleness: Policy versions after which an experience that was never drawn leaves; see `policy_version`.
         max_replay_age: Policy versions after which one that has been drawn leaves.
@@ -212,7 +215,7 @@ class ReplayBuffer(Contents):
         once; an empty buffer gives an empty batch.
 
         Args:
-            batch_size: How many, at least 0.
+            batch_size: How many, at least 0; from a sampler of sequences, how many sequences.
             strict: An error instead of a short batch.
 
         Raises:
@@ -244,26 +247,29 @@ class ReplayBuffer(Contents):
                 if self._native_rows is None:
                     drawn.fetch(self._rows)
                 return drawn
-            selection, exhausted = self._select(count)
+            selection = choose(self._sampler, count)
+            if self._limits is not None:
+                selection = self._limits.allowed(selection, index.find(selection.ids))
+            if strict and selection.count < count:
+                raise self._not_enough(selection.count, count, sequences=selection.lengths is not None)
             ids = selection.ids
-            if strict and len(ids) < count and selection.lengths is None:
-                raise self._not_enough(len(ids), count)
+            slots = index.find(ids)
             self._sampled += len(ids)
-            slots = index.find(ids) if selection.slots is None else selection.slots
             if selection.n_step is not None:
                 last = selection.n_step.last_ids
                 selection.n_step.last = self._rows.get(last, index.find(last))
             batch = Batch(selection, self._rows.get(ids, slots), count, newest)
             if self._limits is not None:
-                batch.replayed = self._limits.drawn(slots)
-                self._evict(exhausted)
+                batch.replayed = self._limits.drawn(selection, slots)
+                self._evict(self._limits.exhausted(slots))
                 self._changed.notify_all()
             return batch
 
-    def _not_enough(self, available: int, count: int) -> NotEnoughExperiencesError:
+    def _not_enough(self, available: int, count: int, *, sequences: bool = False) -> NotEnoughExperiencesError:
+        what = f"{available} sequences" if sequences else f"{available} of the {len(self)} stored experiences"
         return NotEnoughExperiencesError(
-            f"A batch of {count} was asked for, but only {available} of the {len(self)} stored experiences can be "
-            "drawn; add more, ask for fewer, or leave strict=False for a shorter batch."
+            f"A batch of {count} was asked for, but only {what} can be drawn; add more, ask for fewer, or leave "
+            "strict=False for a shorter batch."
         )
 
     # ---- Priorities
@@ -337,10 +343,10 @@ class ReplayBuffer(Contents):
     def priorities(self, ids: npt.ArrayLike) -> Floats:
         """The raw priority of each id, to the 7 digits that are kept; NaN where it is not stored.
 
-        With ``alpha=0`` raw values are not kept: each positive one reads as 1.
+        With ``alpha=0`` raw values are kept only where a selector goes by them; else each positive one reads as 1.
         """
         with self._lock:
-            return self._index.priorities(ids_of(ids))
+            return (self._view.raw or self._index).priorities(ids_of(ids))
 
     def set_rewards(self, ids: npt.ArrayLike, rewards: npt.ArrayLike) -> int:
         """Gives stored experiences their rewards, late or anew, and evaluates the priority rule for them again.
@@ -358,18 +364,25 @@ class ReplayBuffer(Contents):
         Raises:
             BufferSettingError: a reward is not finite, there is not one for each id, or the experiences cannot take
                 any; nothing was changed.
+            InvalidPriorityError: the rule gives a bad priority for one; nothing was changed.
         """
         wanted, values = ids_of(ids), floats_of("rewards", rewards)
         if len(wanted) != len(values) or not np.isfinite(values).all():
             raise BufferSettingError(f"There must be a finite reward for each of the {len(wanted)} ids.")
-        write = getattr(self._rows, "set_rewards", None)
-        if write is None:
+        if not isinstance(self._rows, ObjectRows | ArrayStorage):
             raise BufferSettingError("These rows take rewards as Feedback: memory.feedback(id, reward=...).")
         with self._lock:
-            slots = self._index.find(wanted)
-            live = slots >= 0
-            write(slots[live], values[live])
-            self._reevaluate(np.unique(wanted[live]))
+            live = self._index.find(wanted) >= 0
+            # Of an id named twice the last reward counts: the first one seen from behind.
+            ids, places = np.unique(wanted[live][::-1], return_index=True)
+            slots = self._index.find(ids)
+            rewards = values[live][::-1][places]
+            rewarded: Any = self._rows.with_rewards(slots, rewards)
+            priorities = self._rewarded(ids, slots, rewarded, self._rows.get(ids, slots))
+            self._rows.rewrite(slots, rewarded)
+            if priorities is not None:
+                self._set_priorities(ids, priorities)
+                self._evaluation.settle(slots)
             return int(live.sum())
 
     # ---- Limits
@@ -427,15 +440,16 @@ class ReplayBuffer(Contents):
             summary = self._rows.summary(ids, self._index.find(ids))
             size = len(ids)
             cost = summary.cost
+            raw = self._view.raw
             return BufferStats(
                 size=size,
                 capacity=self._capacity,
-                bytes=self._index.nbytes + self._rows.nbytes(),
+                bytes=self._index.nbytes + (0 if raw is None else raw.nbytes) + self._rows.nbytes(),
                 added=self._added,
                 evicted=self._added - size,
                 sampled=self._sampled,
                 stale_updates=self._stale_updates,
-                mean_priority=float(f"{self._index.mean_priority:.7g}") if size else None,
+                mean_priority=float(f"{(raw or self._index).mean_priority:.7g}") if size else None,
                 reward_min=summary.reward_min,
                 reward_mean=summary.reward_mean,
                 reward_max=summary.reward_max,

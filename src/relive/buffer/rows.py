@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from relive.buffer._core import Index, push_object, take
 from relive.buffer.errors import BufferSettingError, BufferStateError
+from relive.buffer.sizes import estimated_bytes
 from relive.experience import Transition
 
 Ids = npt.NDArray[np.int64]
@@ -178,15 +179,19 @@ class ObjectRows:
         """The objects in these slots."""
         return take(self._items, slots)
 
-    def set_rewards(self, slots: Ids, rewards: Floats) -> None:
-        """Puts a copy with the new reward in place of each record or dict.
+    def with_rewards(self, slots: Ids, rewards: Floats) -> list[Any]:
+        """Copies of records and dicts with new rewards; what is stored stays as it is.
 
         Raises:
-            BufferSettingError: something is neither; nothing was changed.
+            BufferSettingError: something is neither.
         """
-        changed = [with_reward(self._items[slot], reward) for slot, reward in zip(slots, rewards.tolist(), strict=True)]
-        for slot, item in zip(slots.tolist(), changed, strict=True):
-            self._items[slot] = item
+        pairs = zip(slots.tolist(), rewards.tolist(), strict=True)
+        return [with_reward(self._items[slot], reward) for slot, reward in pairs]
+
+    def rewrite(self, slots: Ids, experiences: list[Any]) -> None:
+        """Puts these in the place of what lives in the slots."""
+        for slot, experience in zip(slots.tolist(), experiences, strict=True):
+            self._items[slot] = experience
 
     def set_priorities(self, ids: Ids, priorities: Floats) -> None:
         """Nothing to do: the index keeps the priorities."""
@@ -201,7 +206,7 @@ class ObjectRows:
         return summarize([_field(item, "reward") for item in items], [_field(item, "cost") for item in items])
 
     def nbytes(self) -> int:
-        """Estimated from at most 256 objects, evenly spaced; what they share is counted each time."""
+        """Estimated from at most 256 objects, evenly spaced; what several of them share is counted each time."""
         items = self._items
         if not items:
             return 0
@@ -258,20 +263,6 @@ def summarize(rewards: Sequence[Any], costs: Sequence[Any]) -> Summary:
         unknown_rewards=len(rewards) - len(known),
         cost=sum(known_costs) if known_costs else None,
     )
-
-
-def estimated_bytes(value: Any) -> int:
-    """Size of an object and of what it holds, in bytes, containers and msgspec structs followed."""
-    size = sys.getsizeof(value)
-    if isinstance(value, dict):
-        return size + sum(estimated_bytes(key) + estimated_bytes(item) for key, item in value.items())
-    if isinstance(value, list | tuple | set | frozenset):
-        return size + sum(map(estimated_bytes, value))
-    if isinstance(value, msgspec.Struct):
-        return size + sum(estimated_bytes(getattr(value, field)) for field in value.__struct_fields__)
-    if isinstance(value, np.ndarray) and value.base is not None:
-        return size + value.nbytes
-    return size
 
 
 def _field(item: Any, name: str) -> Any:

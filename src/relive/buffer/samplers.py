@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from relive.buffer.draws import as_kept
 from relive.buffer.rows import NO_IDS, Floats, Ids
 from relive.buffer.selector import Selection, Selector
 
@@ -49,7 +50,8 @@ class Lifo(Selector):
 class Lowest(Selector):
     """Chooses the lowest raw priority first, the oldest of equal ones. As a remover, it keeps the most valuable.
 
-    As a sampler it takes only experiences with a positive priority. It holds a heap: O(log N) an insertion or update,
+    As a sampler it takes only experiences with a positive priority. It compares priorities as they are kept, in
+    float32, so that a loaded buffer orders them as the saved one did. It holds a heap: O(log N) an insertion or update,
     about 120 bytes an item.
     """
 
@@ -87,7 +89,7 @@ class Lowest(Selector):
         return self._first(count, drawable=False)
 
     def _set(self, ids: Ids, priorities: Floats) -> None:
-        keys = (self._sign * priorities).tolist()
+        keys = (self._sign * as_kept(priorities)).tolist()
         for id_, key in zip(ids.tolist(), keys, strict=True):
             self._priority[id_] = key
         if len(keys) > 8 + len(self._heap) // 8 or len(self._heap) + len(keys) > 2 * len(self._priority) + 64:

@@ -8,13 +8,14 @@ own stream (`BufferView.random`), so that a seed and a checkpoint fix every choi
 # ruff: noqa: ARG002  (the base class passes what only some selectors need)
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from relive.buffer._core import Index
-from relive.buffer.errors import BufferSettingError
+from relive.buffer.errors import BufferSettingError, SelectorError
 from relive.buffer.rows import Experiences, Floats, Ids, Rows
 
 
@@ -25,7 +26,6 @@ class Selection(msgspec.Struct):
         ids: int64 ``[B]``, all stored.
         probabilities: float64 ``[B]``, how likely one draw was to choose each.
         weights: float64 ``[B]``, importance weights; ``None``: 1 for all.
-        slots: int64 ``[B]``, where each lives, when the selector knows; ``None``: the buffer looks them up.
         lengths: int64 ``[S]``, how many rows each chosen sequence has, one after the other in `ids`; ``None``: the rows
             were chosen one by one.
         n_step: What the following steps add to each row (`NStep` makes it); ``None``: nothing.
@@ -34,9 +34,22 @@ class Selection(msgspec.Struct):
     ids: Ids
     probabilities: Floats
     weights: Floats | None = None
-    slots: Ids | None = None
     lengths: Ids | None = None
     n_step: "NStepReturns | None" = None
+
+    @property
+    def count(self) -> int:
+        """How many were chosen: rows, or of sequences, sequences."""
+        return len(self.ids if self.lengths is None else self.lengths)
+
+    def part(self, keep: npt.NDArray[Any]) -> "Selection":
+        """Some of rows that were chosen one by one, given by a mask or by places."""
+        return Selection(
+            ids=self.ids[keep],
+            probabilities=self.probabilities[keep],
+            weights=None if self.weights is None else self.weights[keep],
+            n_step=None if self.n_step is None else self.n_step.part(keep),
+        )
 
 
 class NStepReturns(msgspec.Struct, kw_only=True):
@@ -56,12 +69,28 @@ class NStepReturns(msgspec.Struct, kw_only=True):
     last_ids: Ids
     last: Sequence[Any] | None = None
 
+    def part(self, keep: npt.NDArray[Any]) -> "NStepReturns":
+        """The same for some of the rows, before the last ones are fetched."""
+        return NStepReturns(
+            rewards=self.rewards[keep],
+            discounts=self.discounts[keep],
+            steps=self.steps[keep],
+            last_ids=self.last_ids[keep],
+        )
+
 
 class BufferView:
-    """What a selector may ask of the buffer it is bound to."""
+    """What a selector may ask of the buffer it is bound to.
+
+    Attributes:
+        index: Ids and leaves (priority^alpha).
+        raw: The same ids with their raw priorities as leaves; ``None``: `index` has them, or nobody needs them.
+        rows: The experiences.
+    """
 
     def __init__(self, index: Index, rows: Rows) -> None:
         self.index = index
+        self.raw: Index | None = None
         self.rows = rows
 
     def __len__(self) -> int:
@@ -72,12 +101,21 @@ class BufferView:
         return self.index.ids()
 
     def priorities(self, ids: Ids) -> Floats:
-        """The raw priority of each id; NaN where it is not stored."""
-        return self.index.priorities(ids)
+        """The raw priority of each id as it is kept, in float32; NaN where it is not stored."""
+        index = self.index if self.raw is None else self.raw
+        leaves = index.leaves(ids).astype(np.float64)
+        return leaves if index.alpha in (0.0, 1.0) else np.asarray(leaves ** (1.0 / index.alpha))
 
     def experiences(self, ids: Ids) -> Experiences:
-        """The experiences with these ids, which must be stored."""
-        return self.rows.get(ids, self.index.find(ids))
+        """The experiences with these ids.
+
+        Raises:
+            SelectorError: one is not stored.
+        """
+        slots = self.index.find(ids)
+        if (slots < 0).any():
+            raise SelectorError(f"Experience {ids[slots < 0][0]} was asked for, which is not stored.")
+        return self.rows.get(ids, slots)
 
     def random(self, count: int) -> Floats:
         """Uniform numbers in [0, 1) from the buffer's own stream."""
@@ -88,15 +126,40 @@ class Selector:
     """Chooses among a buffer's experiences. Subclasses override `select`, and the rest where they keep state.
 
     Attributes:
-        alpha: The exponent that the buffer's index applies to raw priorities when this is its sampler.
-        follows: Whether `insert`, `delete` and `update` are to be called; False saves their cost.
+        alpha: The exponent that the index it chooses from applies to raw priorities; ``None``: it does not go by the
+            index's leaves, and any exponent will do.
+        weights: What its importance weights are scaled by, the largest of the ``"batch"`` or of the ``"buffer"``;
+            ``None``: it gives none.
+        row_by_row: Whether its choices are rows one by one, without `Selection.lengths` and `Selection.n_step`.
+        follows: Whether `insert`, `delete`, `update` and `change` are to be called; False saves their cost.
         roles: What it can be given as, ``"sampler"`` and ``"remover"``.
     """
 
-    alpha: float = 1.0
+    alpha: float | None = None
+    weights: Literal["batch", "buffer"] | None = None
+    row_by_row: bool = True
     roles: tuple[str, ...] = ("sampler", "remover")
     follows: bool = True
     _view: BufferView | None = None
+
+    @property
+    def kind(self) -> str:
+        """Its class, and in brackets those of the selectors inside it. A saved state fits the same kind only."""
+        inside = ", ".join(selector.kind for selector in self.inner())
+        return f"{type(self).__name__}({inside})" if inside else type(self).__name__
+
+    def inner(self) -> "Sequence[Selector]":
+        """The selectors that it lets choose."""
+        return ()
+
+    def never_twice(self) -> None:
+        """From now on no batch may hold an experience twice: a limit on draws asks for it before anything is drawn.
+
+        Raises:
+            BufferSettingError: it cannot see to that.
+        """
+        for selector in self.inner():
+            selector.never_twice()
 
     @property
     def view(self) -> BufferView:

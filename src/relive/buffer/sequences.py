@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from relive.buffer.choices import check_row_by_row
 from relive.buffer.composites import epsilon_of
-from relive.buffer.draws import raw_priorities
 from relive.buffer.episodes import EpisodeFields, Links
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.fields import Key, labels
@@ -27,9 +27,16 @@ class _Sequences(Selector):
     """A sampler whose inner sampler chooses one row that stands for a sequence."""
 
     roles = ("sampler",)
+    row_by_row = False
 
     def __init__(self, sampler: Selector | None) -> None:
         self.sampler: Selector = Uniform() if sampler is None else sampler
+        check_row_by_row(type(self).__name__, self.sampler)
+        self.weights = self.sampler.weights
+
+    def inner(self) -> Sequence[Selector]:
+        """The sampler of the rows that stand for a sequence."""
+        return (self.sampler,)
 
     @property
     def epsilon(self) -> float:
@@ -84,6 +91,14 @@ class Slices(_Sequences):
         self.length = length
         self._links = Links(EpisodeFields() if fields is None else fields)
 
+    def never_twice(self) -> None:
+        """Refused: slices overlap, and a row is drawn with every slice that holds it.
+
+        Raises:
+            BufferSettingError: always.
+        """
+        raise BufferSettingError("Slices overlap, so max_times_sampled cannot bound their rows; draw Episodes instead.")
+
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Each new row may complete the slice that ends with it."""
         self._links.join(self.view, ids, experiences)
@@ -91,7 +106,7 @@ class Slices(_Sequences):
         for _ in range(self.length - 1):
             heads = self._links.previous(self.view, heads)
         heads = heads[heads >= 0]
-        self._insert_heads(heads, raw_priorities(self.view, heads))
+        self._insert_heads(heads, self.view.priorities(heads))
 
     def delete(self, ids: Ids) -> None:
         """No slice that holds one of these rows can be drawn any more."""
@@ -185,7 +200,7 @@ class _Whole(_Sequences):
         if not members:
             return NO_FLOATS
         lengths = np.array([len(rows) for rows in members])
-        sums = np.add.reduceat(raw_priorities(self.view, np.concatenate(members)), np.cumsum(lengths) - lengths)
+        sums = np.add.reduceat(self.view.priorities(np.concatenate(members)), np.cumsum(lengths) - lengths)
         return np.asarray(sums / lengths, dtype=np.float64)
 
     def _keep(self, rows: Ids) -> int:
@@ -248,8 +263,8 @@ class Episodes(_Whole):
 class Groups(_Whole):
     """Draws whole groups, for example all rollouts of one prompt.
 
-    A group that has lost a row to the remover is never drawn again, not even if more of it comes: what is left would be
-    a biased sample of it. Rows without a group are not drawn.
+    A group that has lost a row to the remover is not drawn as long as any row of it is stored, not even if more of it
+    comes: what is left would be a biased sample of it. Rows without a group are not drawn.
 
     Args:
         size: Rollouts (different episodes; rows without an episode count each) that make a group whole; ``None``: a

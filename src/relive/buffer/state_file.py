@@ -28,7 +28,7 @@ _ALIGN = 64
 _INTEGERS = range(-(2**63), 2**63)
 
 # Codes of what MessagePack has no type for.
-_ARRAY, _SCALAR, _TUPLE, _INTEGER, _MAP, _TRANSITION = range(1, 7)
+_ARRAY, _SCALAR, _TUPLE, _INTEGER, _MAP, _TRANSITION, _TEXT = range(1, 8)
 
 
 def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -105,13 +105,15 @@ class _Packer:
     def pack(self, value: Any, place: str) -> Any:
         """The value in MessagePack's types; `place` says where it is, for errors."""
         kind = type(value)
-        if value is None or kind in (bool, float, str, bytes):
+        if value is None or kind in (bool, float, bytes):
             return value
+        if kind is str:
+            return value if _is_unicode(value) else _extension(_TEXT, value.encode("utf-8", "surrogatepass"))
         if kind is int:
             return value if value in _INTEGERS else _extension(_INTEGER, str(value))
         if kind is dict:
             pairs = [(key, self.pack(item, f"{place}[{key!r}]")) for key, item in value.items()]
-            if all(type(key) is str for key in value):
+            if all(type(key) is str and _is_unicode(key) for key in value):
                 return dict(pairs)
             return _extension(_MAP, [[self.pack(key, place), item] for key, item in pairs])
         if kind in (list, tuple):
@@ -162,12 +164,25 @@ class _Unpacker:
             return {key: item for key, item in value}  # noqa: C416  (a list of lists)
         if code == _TRANSITION:
             return Transition.from_dict(value)
+        if code == _TEXT:
+            return str(value, "utf-8", "surrogatepass")
         raise ValueError(f"Unknown kind of value {code}.")
 
     def _array(self, name: str, shape: list[int], offset: int) -> npt.NDArray[Any]:
         dtype = np.dtype(name)
         size = dtype.itemsize * math.prod(shape)
         return np.array(self._data[offset : offset + size].view(dtype).reshape(shape))
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text is valid Unicode; half of a surrogate pair (a cut emoji) is not, and UTF-8 has no bytes for it."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _extension(code: int, content: Any) -> msgspec.msgpack.Ext:

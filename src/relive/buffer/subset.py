@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer._core import Index
+from relive.buffer.choices import choose, victims_of
+from relive.buffer.errors import SelectorError
 from relive.buffer.fields import rows
 from relive.buffer.rows import NO_IDS, Experiences, Floats, Ids
 from relive.buffer.selector import BufferView, Selection, Selector
@@ -57,9 +59,21 @@ class Subset(BufferView):
         """The id in the whole of each member."""
         return self._real[self.index.find(local)]
 
+    def priorities(self, ids: Ids) -> Floats:
+        """The raw priority of each member; NaN for what is none."""
+        slots = self.index.find(ids)
+        return self.whole.priorities(np.where(slots < 0, -1, self._real[np.maximum(slots, 0)]))
+
     def experiences(self, ids: Ids) -> Experiences:
-        """The experiences of these members."""
-        return self.whole.experiences(self.real(ids))
+        """The experiences of these members.
+
+        Raises:
+            SelectorError: one is no member.
+        """
+        slots = self.index.find(ids)
+        if (slots < 0).any():
+            raise SelectorError(f"Experience {ids[slots < 0][0]} was asked for, which is not stored.")
+        return self.whole.experiences(self._real[slots])
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -127,7 +141,7 @@ class Part:
 
     def __init__(self, whole: BufferView, selector: Selector) -> None:
         self.selector = selector
-        self.view = Subset(whole, selector.alpha)
+        self.view = Subset(whole, 1.0 if selector.alpha is None else selector.alpha)
         selector.bind(self.view)
 
     def __len__(self) -> int:
@@ -180,9 +194,8 @@ class Part:
     def select(self, count: int) -> Selection:
         """Lets the selector choose `count` of the members."""
         with self.view.stream():
-            selection = self.selector.select(count)
+            selection = choose(self.selector, count)
         selection.ids = self.view.real(selection.ids)
-        selection.slots = None
         if selection.n_step is not None:
             selection.n_step.last_ids = self.view.real(selection.n_step.last_ids)
         return selection
@@ -190,7 +203,7 @@ class Part:
     def victims(self, count: int) -> Ids:
         """Lets the selector choose `count` members to leave; `count` is at most their number."""
         with self.view.stream():
-            return self.view.real(self.selector.victims(count))
+            return self.view.real(victims_of(self.selector, count))
 
     def reset(self) -> None:
         """Forgets all members."""

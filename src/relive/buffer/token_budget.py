@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from relive.buffer.choices import check_row_by_row, choose
 from relive.buffer.composites import epsilon_of
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.fields import field, rows
@@ -24,11 +25,11 @@ class TokenBudget(Selector):
 
     Args:
         tokens: Most tokens in a batch, at least 1.
-        sampler: Draws the candidates; ``None``: `Prioritized` with its defaults. It must draw row by row.
+        sampler: Draws the candidates, one by one; ``None``: `Prioritized` with its defaults.
         count: Tokens of one experience; ``None``: `token_count`.
 
     Raises:
-        BufferSettingError: the budget is less than 1.
+        BufferSettingError: the budget is less than 1, or the sampler gives sequences or n-step returns.
     """
 
     roles = ("sampler",)
@@ -40,11 +41,17 @@ class TokenBudget(Selector):
             raise BufferSettingError(f"tokens is {tokens}; it must be at least 1.")
         self.tokens = tokens
         self.sampler: Selector = Prioritized() if sampler is None else sampler
+        check_row_by_row("TokenBudget", self.sampler)
         self.alpha = self.sampler.alpha
+        self.weights = self.sampler.weights
         self.follows = self.sampler.follows
         self._count = token_count if count is None else count
         self._known_id = SlotArray(np.int64, -1)  # whose count a slot holds
         self._known_count = SlotArray(np.int64, 0)
+
+    def inner(self) -> Sequence[Selector]:
+        """The sampler of the candidates."""
+        return (self.sampler,)
 
     @property
     def epsilon(self) -> float:
@@ -74,18 +81,15 @@ class TokenBudget(Selector):
 
     def select(self, count: int) -> Selection:
         """Up to `count` experiences within the budget."""
-        drawn = self.sampler.select(count)
-        if drawn.lengths is not None:
-            raise BufferSettingError("TokenBudget counts single experiences; give it a sampler that draws row by row.")
+        drawn = choose(self.sampler, count)
         order = np.argsort(self.view.random(len(drawn.ids)), kind="stable")  # stratified draws come in order of slots
         sizes = self._sizes(drawn.ids)[order]
         order, sizes = order[sizes <= self.tokens], sizes[sizes <= self.tokens]
         order = order[: int(np.searchsorted(np.cumsum(sizes), self.tokens, side="right"))]
-        weights = drawn.weights
-        if weights is not None and len(order):
-            by_batch = weights.max() == 1.0  # scaled by the batch's largest: so is what remains of the batch
-            weights = weights[order] / weights[order].max() if by_batch else weights[order]
-        return Selection(ids=drawn.ids[order], probabilities=drawn.probabilities[order], weights=weights)
+        kept = drawn.part(order)
+        if kept.weights is not None and self.weights == "batch" and len(order):
+            kept.weights = kept.weights / kept.weights.max()  # by the largest of what remains of the batch
+        return kept
 
     def state_dict(self) -> dict[str, Any]:
         """The inner sampler's state."""

@@ -124,7 +124,7 @@ class OwnedBuffer(ReplayBuffer):
         while self._most_bytes is not None and transaction.payload_bytes > self._most_bytes and self._index.size:
             surplus = transaction.payload_bytes - self._most_bytes
             count = min(self._index.size, max(1, surplus * transaction.rows // transaction.payload_bytes))
-            ReplayBuffer.remove(self, self._remover.victims(count))
+            ReplayBuffer.remove(self, self._victims(count))
 
     def _ended(self, committed: bool) -> None:
         """After the commit or the rollback; once for each act of the transaction."""
@@ -181,8 +181,8 @@ class OwnedBuffer(ReplayBuffer):
             next_id=self._index.next_id,
             random=[int(word) for word in self._index.random_state],
             followed=self._followed,
-            sampler=(type(self._sampler).__name__, self._sampler.state_dict()),
-            remover=(type(self._remover).__name__, self._remover.state_dict()),
+            sampler=(self._sampler.kind, self._sampler.state_dict()),
+            remover=(self._remover.kind, self._remover.state_dict()),
             counters={
                 "added": self._added,
                 "sampled": self._sampled,
@@ -202,10 +202,10 @@ class OwnedBuffer(ReplayBuffer):
         self._count(state)
         if state.capacity != self._capacity or not restore_index(self._index, saved, state):
             self._lay_out_anew(transaction, saved)
-        self._tell_all(transaction.read, state)
+        self._tell_all(transaction.read, state, saved)
         self._index.random_state = state.random
-        for selector, (name, own_state) in ((self._sampler, state.sampler), (self._remover, state.remover)):
-            if type(selector).__name__ == name:
+        for selector, (kind, own_state) in ((self._sampler, state.sampler), (self._remover, state.remover)):
+            if selector.kind == kind:
                 selector.load_state_dict(own_state)
 
     def _reload(self) -> None:
@@ -217,7 +217,7 @@ class OwnedBuffer(ReplayBuffer):
         state = from_bytes(saved.state)
         if state is not None and restore_index(self._index, saved, state):
             self._count(state)
-            self._tell_all(self.storage.read, state)
+            self._tell_all(self.storage.read, state, saved)
         self._index.random_state = random
 
     def _count(self, state: BufferState) -> None:
@@ -241,10 +241,13 @@ class OwnedBuffer(ReplayBuffer):
         self._index.replace(NO_IDS, ids, priorities)
         self._durable.note_taken(ids, priorities)
 
-    def _tell_all(self, read: Callable[[Ids], list[Stored | None]], state: BufferState) -> None:
+    def _tell_all(self, read: Callable[[Ids], list[Stored | None]], state: BufferState, saved: SavedIndex) -> None:
         """Tells selectors and rule what is stored, as far as they keep state of their own."""
         if not self._watched:
             return
+        order = np.argsort(saved.ids)
+        order = order[self._index.find(saved.ids[order]) >= 0]
+        self._keep_raw(saved.ids[order], saved.priorities[order].astype(np.float64))
         for selector in self._followers:
             selector.reset()
         self._evaluation.load_state_dict(None, NO_IDS, ())
@@ -254,12 +257,14 @@ class OwnedBuffer(ReplayBuffer):
             here = np.array([one.id for one in stored], np.int64)
             experiences = Experiences(stored)
             for selector in self._followers:
-                selector.insert(here, self._index.priorities(here), experiences)
+                selector.insert(here, self._view.priorities(here), experiences)
             self._evaluation.join(self._index.find(here), experiences)
             gone = np.setdiff1d(ids[start : start + _PART], here)
             if len(gone):  # removed by another process since the index was saved
                 self._durable.note_gone(gone)
                 self._index.replace(gone, NO_IDS, None)
+                if self._view.raw is not None:
+                    self._view.raw.replace(gone, NO_IDS, None)
         if self._evaluation.rule is None:
             return
         if state.rule is not None and self._index.size == len(ids):
