@@ -59,7 +59,8 @@ class ArrayRows {
   // `refuse(values)` raises the error for values that miss a field, have an unknown one or unequal lengths.
   // `mapping(values)` makes a dictionary of another mapping, or raises an error.
   ArrayRows(int64_t capacity, std::vector<Field> fields, nb::object convert, nb::object refuse, nb::object mapping)
-      : fields_(std::move(fields)),
+      : capacity_(capacity),
+        fields_(std::move(fields)),
         convert_(std::move(convert)),
         refuse_(std::move(refuse)),
         mapping_(std::move(mapping)) {
@@ -78,6 +79,13 @@ class ArrayRows {
     if (100 * rounded(end, 16) <= 103 * end) stride_ = rounded(end, 16);
     memory_ = HugeArray<char>(capacity * stride_);
     row_.resize(static_cast<size_t>(stride_));
+  }
+
+  // Refuses slots that are not these rows' own.
+  void check(const int64_t* slots, int64_t count) const {
+    for (int64_t i = 0; i < count; ++i) {
+      if (slots[i] < 0 || slots[i] >= capacity_) throw nb::index_error("slot out of range");
+    }
   }
 
   int64_t stride() const { return stride_; }
@@ -250,6 +258,7 @@ class ArrayRows {
     std::memcpy(to, Buffer(converted.ptr()).data(), static_cast<size_t>(field.bytes));
   }
 
+  int64_t capacity_;
   std::vector<Field> fields_;
   nb::object convert_;
   nb::object refuse_;

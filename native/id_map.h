@@ -27,10 +27,13 @@ class IdMap {
     ++size_;
   }
 
-  // `id` must be present.
+  // An absent id changes nothing.
   void erase(int64_t id) {
+    if (size_ == 0) return;
     size_t hole = home(id);
-    while (entries_[hole].id != id) hole = next(hole);
+    for (; entries_[hole].id != id; hole = next(hole)) {
+      if (entries_[hole].id == kEmpty) return;
+    }
     --size_;
     // Entries behind the hole that could have stood in it move up, so that every probe still finds an unbroken run.
     for (size_t at = next(hole); entries_[at].id != kEmpty; at = next(at)) {

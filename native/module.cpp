@@ -1,6 +1,7 @@
 // Python's view of the native core. Arrays come as NumPy arrays of exactly the stated type; relive.buffer checks and
 // converts what users give. Every call holds the interpreter's lock, so each is whole to other threads (only ArrayRows
 // may run Python code in between, to convert a value, and it does so before its first write).
+#include <algorithm>
 #include <array>
 #include <string>
 #include <tuple>
@@ -39,6 +40,26 @@ static std::vector<int64_t> find(const Index& index, const Vector<int64_t>& ids)
   std::vector<int64_t> slots;
   for (int64_t i = 0; i < ids.size(); ++i) slots.push_back(index.slots().find(ids[i]));
   return slots;
+}
+
+static void check_stored(const Index& index, const Vector<int64_t>& ids) {
+  for (int64_t i = 0; i < ids.size(); ++i) {
+    if (index.slots().find(ids[i]) < 0) throw nb::value_error("an id is not stored");
+  }
+}
+
+// Whoever leaves must be stored and named once, newcomers must be new and fit in.
+static void check_replace(const Index& index, const Vector<int64_t>& victims, const Vector<int64_t>& ids) {
+  check_stored(index, victims);
+  std::vector<int64_t> sorted(victims.data(), victims.data() + victims.size());
+  if (!std::is_sorted(sorted.begin(), sorted.end())) std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) throw nb::value_error("an id leaves twice");
+  if (index.size() - victims.size() + ids.size() > index.capacity()) throw nb::value_error("there is no room");
+  int64_t next = index.slots().next_id();
+  for (int64_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < next) throw nb::value_error("new ids must increase");
+    next = ids[i] + 1;
+  }
 }
 
 static Block draw(Index& index, int64_t count, Drawing drawing, double beta, bool over_buffer, const ArrayRows* rows) {
@@ -84,6 +105,7 @@ static void bind_index(nb::module_& m) {
       .def(
           "default_priority",
           [](Index& index, const Vector<int64_t>& victims) {
+            check_stored(index, victims);
             return index.default_priority(victims.data(), victims.size());
           },
           "victims"_a,
@@ -109,10 +131,12 @@ static void bind_index(nb::module_& m) {
             if (!priorities.is_none() && (!given.take(priorities.ptr()) || given.size() != ids.size())) {
               throw nb::type_error("priorities must be a float64 array, one for each id");
             }
+            check_replace(index, victims, ids);
             index.replace(victims.data(), victims.size(), ids.data(), ids.size(),
                           priorities.is_none() ? nullptr : given.data());
           },
-          "victims"_a, "ids"_a, "priorities"_a.none(), "Evicts the victims and inserts new ids.")
+          "victims"_a, "ids"_a, "priorities"_a.none(),
+          "Evicts the victims and inserts new ids; nothing is done when these are not stored or not new.")
       .def(
           "skip_to", [](Index& index, int64_t next) { index.slots().skip_to(next); }, "next_id"_a)
       .def(
@@ -276,6 +300,7 @@ static void bind_rows(nb::module_& m) {
           [](ArrayRows& rows, nb::handle values, const Vector<int64_t>& slots) {
             const ArrayRows::Columns columns = rows.columns(values);
             if (columns.rows() != slots.size()) throw nb::value_error("not one slot for each row");
+            rows.check(slots.data(), slots.size());
             rows.commit(columns, slots.data());
           },
           "values"_a, "slots"_a, "Stores columns in the given slots.")
@@ -283,6 +308,7 @@ static void bind_rows(nb::module_& m) {
           "gather",
           [](const ArrayRows& rows, const Vector<int64_t>& slots) {
             const int64_t count = slots.size();
+            rows.check(slots.data(), count);
             const std::vector<int64_t> offsets = rows.layout(Block::kHeadBytes * count, count);
             Block block(count, offsets.back());
             rows.gather(slots.data(), count, block.data(), offsets);

@@ -1,10 +1,12 @@
 """Ids and slots of the native index against a plain dictionary."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relive.buffer import _core
+from relive.buffer import ArrayStorage, _core
+from relive.buffer.rows import NO_IDS
 
 
 def ids(*values):
@@ -91,6 +93,40 @@ def test_a_restored_index_goes_on_like_the_original(capacity, data):
         assert index.total == twin.total
         blocks = [each.draw(8, _core.Drawing.STRATIFIED, 0.5) for each in (index, twin)]
         assert bytes(blocks[0]) == bytes(blocks[1])
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_the_index_refuses_ids_that_are_not_stored_not_new_or_too_many(gap):
+    index = _core.Index(4, 1.0, 0)
+    index.replace(NO_IDS, np.arange(4), None)
+    if gap:
+        index.replace(np.array([1]), NO_IDS, None)
+    before = index.ids().tolist()
+    for victims, new, message in (
+        ([7], [], "not stored"),
+        ([-1], [], "not stored"),
+        ([2, 0, 2], [], "leaves twice"),
+        ([], [4, 5], "no room"),
+        ([2], [3], "must increase"),
+        ([2, 3], [5, 4], "must increase"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            index.replace(np.array(victims, dtype=np.int64), np.array(new, dtype=np.int64), None)
+        assert index.ids().tolist() == before
+    with pytest.raises(ValueError, match="not stored"):
+        index.default_priority(np.array([7]))
+    assert index.total == len(before)
+
+
+def test_rows_refuse_slots_beyond_their_capacity():
+    storage = ArrayStorage({"x": "f8"})
+    storage.allocate(4)
+    for slot in (-1, 4, 10**12):
+        with pytest.raises(IndexError, match="slot out of range"):
+            storage.native.gather(np.array([0, slot]))
+        with pytest.raises(IndexError, match="slot out of range"):
+            storage.native.put({"x": np.ones(2)}, np.array([0, slot]))
+    assert storage.get(np.arange(4), np.arange(4))["x"].tolist() == [0.0] * 4
 
 
 def test_a_ring_costs_nothing_for_each_id():
