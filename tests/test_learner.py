@@ -163,6 +163,31 @@ def test_what_failed_in_similar_situations_cannot_be_chosen(memory: Memory) -> N
 
 
 @pytest.mark.parametrize(
+    ("actions", "kind"),
+    [
+        (["block", "refund"], "string"),
+        ([0, 1], "integer"),
+        ([0.5, 1], "number"),
+        ([True, False], "boolean"),
+        (["block", 1], None),
+        ([True, 1], None),
+        ([{"x": 1}, {"x": 2}], None),
+    ],
+)
+def test_a_strict_schema_names_the_type_of_its_values_and_other_values_are_not_asked_for_strictly(
+    actions: list[Any], kind: str | None
+) -> None:
+    asked = choice_format("action", actions)["json_schema"]
+    assert asked["strict"] is (kind is not None)
+    assert asked["schema"] == {
+        "type": "object",
+        "properties": {"action": {"enum": actions} if kind is None else {"type": kind, "enum": actions}},
+        "required": ["action"],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize(
     ("text", "action"),
     [
         ('{"a": "card"}', "card"),
@@ -171,6 +196,14 @@ def test_what_failed_in_similar_situations_cannot_be_chosen(memory: Memory) -> N
         ('{"a": {"x": 1}}', {"x": 1}),
         ("I would say card_lost.", "card_lost"),
         ("card or refund", None),
+        ('```json\n{"a": 2}\n```', 2),
+        ('```\n{"a": "card"}\n```\n', "card"),
+        ("the discarded refunds", None),
+        ("I do not know.", None),
+        ("No idea, I cannot tell.", None),
+        ("No.", "no"),
+        ("それは返金です", "返金"),
+        ("[" * 100_000, None),
         ('{"a": "other"}', None),
         ('{"b": "card"}', None),
         ('{"a": true}', None),
@@ -178,7 +211,7 @@ def test_what_failed_in_similar_situations_cannot_be_chosen(memory: Memory) -> N
     ],
 )
 def test_a_choice_is_read_back(text: str, action: Any) -> None:
-    actions = ["card", "card_lost", "refund", 1, 2, {"x": 1}]
+    actions = ["card", "card_lost", "refund", "no", "返金", 1, 2, {"x": 1}]
     assert read_choice(text, "a", actions) == action
     if action is not None:
         assert read_choice(choice_text("a", action), "a", actions) == action

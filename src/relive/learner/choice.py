@@ -1,24 +1,44 @@
 """A choice among allowed actions: asked for by a JSON schema, shown in demonstrations in that form, and read back."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
+
+_JSON_TYPES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
+_FENCED = re.compile(r"\s*```\w*\s*\n?(?P<inside>.*?)```\s*", re.DOTALL)
+_SHORT = 4  # ASCII letters; a shorter word ("no", "ask") stands in sentences that choose nothing
 
 
 def choice_format(key: str, actions: Sequence[Any]) -> dict[str, Any]:
     """The ``response_format`` under which an answer is ``{key: one of the actions}``.
 
+    Endpoints that hold an answer to a schema strictly want a type beside each list of values. Actions of one plain JSON
+    type have one; other actions (objects, lists, several types) are asked for without `strict`, which such endpoints
+    follow as well as they can and llama.cpp follows exactly.
+
     Args:
         key: The field's name.
         actions: JSON values.
     """
+    types = {_JSON_TYPES.get(type(action)) for action in actions}
+    if types == {"integer", "number"}:
+        types = {"number"}
+    kind = types.pop() if len(types) == 1 else None
+    values: dict[str, Any] = {"enum": list(actions)}
     schema = {
         "type": "object",
-        "properties": {key: {"enum": list(actions)}},
+        "properties": {key: values if kind is None else {"type": kind, **values}},
         "required": [key],
         "additionalProperties": False,
     }
-    return {"type": "json_schema", "json_schema": {"name": "choice", "strict": True, "schema": schema}}
+    return {"type": "json_schema", "json_schema": {"name": "choice", "strict": kind is not None, "schema": schema}}
 
 
 def choice_text(key: str, action: Any) -> str:
@@ -29,18 +49,38 @@ def choice_text(key: str, action: Any) -> str:
 def read_choice(text: str, key: str, actions: Sequence[Any]) -> Any:
     """The action that an answer chooses; ``None`` if it chooses none of `actions`.
 
-    An endpoint that does not know JSON schemas may answer in plain words: the only action that is named counts.
+    An endpoint that does not know JSON schemas may put the JSON into a code fence, or answer in plain words: then the
+    only action that is named counts. A short one must be all that is said: "no" in "no idea" chooses nothing.
 
     Args:
         text: The answer.
         key: The field's name.
         actions: What was allowed.
     """
+    fenced = _FENCED.fullmatch(text)
+    if fenced is not None:
+        text = fenced["inside"]
     try:
         answer = json.loads(text)
-    except ValueError:
-        named = [a for a in actions if isinstance(a, str) and a in text]
-        longest = max(named, key=len, default=None)
-        return longest if all(a in str(longest) for a in named) else None
+    except (ValueError, RecursionError):
+        return _named(text, [action for action in actions if isinstance(action, str) and action])
     chosen = answer.get(key) if isinstance(answer, dict) else answer
     return next((a for a in actions if a == chosen and isinstance(a, bool) == isinstance(chosen, bool)), None)
+
+
+def _named(text: str, actions: list[str]) -> str | None:
+    """The only action that plain words name; of two of which one is part of the other, the longer."""
+    said = text.strip(" \t\r\n.!\"'`*").casefold()
+    alone = [action for action in actions if action.casefold() == said]
+    if len(alone) == 1:
+        return alone[0]
+    named = [action for action in actions if len(action) >= _SHORT or not action.isascii()]
+    named = [action for action in named if re.search(_as_word(action), text)]
+    longest = max(named, key=len, default=None)
+    return longest if longest is not None and all(action in longest for action in named) else None
+
+
+def _as_word(action: str) -> str:
+    """A pattern of an action as whole words; of one in a script without spaces, anywhere."""
+    pattern = re.escape(action)
+    return rf"(?<!\w){pattern}(?!\w)" if action.isascii() else pattern
