@@ -153,6 +153,22 @@ def test_what_is_no_chat_completion_is_said_to_be_none(provider: Any, say: Any, 
     assert len(provider.requests) == 1
 
 
+def test_a_host_name_that_no_network_knows_how_to_write_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="not the address of an endpoint"):
+        Upstream(f"http://{'a' * 64}.example/v1", "m")
+
+
+def test_an_error_of_nothing_but_brackets_and_a_redirection_to_nowhere_are_errors_like_others(
+    provider: Any, say: Any
+) -> None:
+    provider.answers = [(400, b"[" * 200_000, {}), (307, b"", {"Location": "http://[bad/v1"})]
+    with provider.upstream() as upstream:
+        with pytest.raises(BadRequestError, match="HTTP 400"):
+            upstream.chat_sync(say)
+        with pytest.raises(BadAnswerError, match=r"redirects to http://\[bad/v1"):
+            upstream.chat_sync(say)
+
+
 def test_an_error_under_status_200_counts_as_the_error_that_it_is(provider: Any, say: Any, clock: Any) -> None:
     provider.answers = [(200, {"error": {"code": 503, "message": "provider is down"}}, {})]
     with (
@@ -196,7 +212,9 @@ def test_words_of_a_provider_are_cut_short_and_freed_of_control_characters(provi
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://h/v1", "http://", "http://h:99999/v1", "/v1"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:80", "ftp://h/v1", "http://", "http://h:99999/v1", "/v1", "http://[::1/v1", "http://a..b/v1"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(BadRequestError, match="not the address of an endpoint"):
         Upstream(url, "m")

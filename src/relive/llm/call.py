@@ -144,9 +144,9 @@ class Call:
             error = self._error(UpstreamTimeoutError, f"time limit of {self._timeout:g} s")
             error.permanent = True  # the limit is the whole call's
             raise error from None
-        except (aiohttp.ClientError, OSError) as cause:
+        except (aiohttp.ClientError, OSError, ValueError) as cause:
             error = self._error(UnreachableError, _reason(cause))
-            error.permanent = isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError)
+            error.permanent = isinstance(cause, aiohttp.ClientSSLError | ssl.SSLError | ValueError)
             raise error from cause
 
     async def _content(self, response: aiohttp.ClientResponse) -> bytes:

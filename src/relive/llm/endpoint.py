@@ -64,6 +64,7 @@ def _checked_url(base_url: str) -> str:
     url = base_url.strip()
     try:
         parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # an empty label, or one of more than 63 characters
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False

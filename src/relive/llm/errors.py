@@ -277,7 +277,7 @@ def read_error(body: bytes) -> tuple[frozenset[str], str]:
     """
     try:
         data: Any = json.loads(body)
-    except ValueError:  # not JSON, or not even text
+    except (ValueError, RecursionError):  # not JSON, not even text, or brackets without end
         text = body[: 10 * LONGEST_QUOTE].decode(errors="replace").strip()
         return frozenset(), "" if text.startswith("<") else text
     if isinstance(data, list) and data:
@@ -330,6 +330,9 @@ def quote(words: str, key: str | None = None) -> str:
 
 
 def shown_url(url: str) -> str:
-    """A URL without what may be secret in it: user, password, query and fragment."""
-    parts = urlsplit(url)
+    """A text that should be a URL without what may be secret in it: user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no URL at all, such as http://[::1/v1
+        return re.sub(r"(?<=//)[^/]*@", "", re.split(r"[?#]", url, maxsplit=1)[0])
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
