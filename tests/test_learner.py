@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import msgspec
 import pytest
 
 import relive
 from relive import Feedback, Memory, Transition
 from relive.envs import SingleAnswer
 from relive.errors import InvalidExperienceError
-from relive.learner import EXPLORED, Agent, ContinualLearner
+from relive.learner import EXPLORED, Agent, ContinualLearner, Step
 from relive.learner.choice import choice_format, choice_text, read_choice
-from relive.llm import Completion, LocalServer, UnreachableError, Upstream
+from relive.llm import Attempt, Completion, LocalServer, UnreachableError, Upstream
 from relive.storage import StorageError
 
 QUESTION = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "I lost my card"}]
@@ -244,6 +245,33 @@ def test_a_call_that_failed_is_recorded_too(memory: Memory) -> None:
     assert stored.latency_ms is not None
 
 
+def test_prx_04_the_record_shows_how_long_was_waited_and_prx_05_each_try(memory: Memory) -> None:
+    class Twice(Parrot):
+        def chat_sync(self, messages: Sequence[Mapping[str, Any]], **request: Any) -> Completion:
+            tries = (
+                Attempt(status=429, kind="rate_limited", error="slow down", waited_ms=2_000.0, wait_reason="hint"),
+                Attempt(status=200, latency_ms=7.0),
+            )
+            return msgspec.structs.replace(super().chat_sync(messages, **request), attempts=tries)
+
+    Agent(Twice("fine"), memory=memory).ask(QUESTION)
+    kept = last(memory).info
+    assert kept is not None
+    assert kept["waited_ms"] == 2_000.0
+    assert [(one["status"], one["error"], one["waited_ms"]) for one in kept["attempts"]] == [
+        (429, "slow down", 2_000.0),
+        (200, None, 0.0),
+    ]
+    nobody = Upstream("http://127.0.0.1:9/v1", "nobody", min_wait=0.001, max_wait=0.001)
+    with nobody, pytest.raises(UnreachableError) as caught:
+        Agent(nobody, memory=memory).ask(QUESTION)
+    failed = last(memory).info
+    assert failed is not None
+    assert len(failed["attempts"]) == 3
+    assert failed["waited_ms"] == pytest.approx(caught.value.waited_ms)
+    assert failed["error_kind"] == "unreachable"
+
+
 def test_a_broken_memory_does_not_stop_the_answer_and_shows(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
     agent = Agent(Parrot("fine"), memory=memory)
     early = agent.ask(QUESTION)
@@ -324,8 +352,8 @@ def test_exploration_can_follow_a_schedule_and_must_be_a_probability(memory: Mem
 
 
 def test_an_interrupted_run_goes_on_as_it_would_have(tmp_path: Path) -> None:
-    def run(name: str, *lengths: int) -> list[tuple[bool, Any]]:
-        steps = []
+    def run(name: str, *lengths: int) -> list[tuple[bool, Any, float]]:
+        steps: list[Step] = []
         with relive.open(tmp_path / name) as memory:
             for length in lengths:
                 agent = Agent(Parrot(), memory=memory)
@@ -336,9 +364,35 @@ def test_an_interrupted_run_goes_on_as_it_would_have(tmp_path: Path) -> None:
                     start=len(steps),
                 )
                 steps += ContinualLearner(env, agent, 0.5, seed=3, start=len(steps)).run(length)
-        return [(step.explored, step.action) for step in steps]
+            priorities = [one.priority for one in memory.query(agent=agent.name)]
+        return [(step.explored, step.action, at) for step, at in zip(steps, priorities, strict=True)]
 
     assert run("whole.db", 20) == run("parts.db", 7, 13)
+
+
+class Failing(Parrot):
+    """A parrot whose second call fails."""
+
+    def chat_sync(self, messages: Sequence[Mapping[str, Any]], **request: Any) -> Completion:
+        completion = super().chat_sync(messages, **request)
+        if len(self.seen) == 2:
+            raise UnreachableError("gone")
+        return completion
+
+
+def test_a_question_whose_call_failed_is_asked_again(memory: Memory) -> None:
+    learner = ContinualLearner(riddle(), Agent(Failing(), memory=memory), 0.0, tags=("t",))
+    with pytest.raises(UnreachableError):
+        learner.run(3)
+    learner.run(2)
+    kept = [one.transition for one in memory.query(tag="t")]
+    assert [(one.state["messages"][-1]["content"], one.error) for one in kept] == [
+        ("question 0", None),
+        ("question 1", "gone"),
+        ("question 1", None),
+        ("question 2", None),
+    ]
+    assert kept[1].episode_id != kept[2].episode_id  # what is said of the episode is not about a call that failed
 
 
 def test_a_step_whose_model_names_no_action_tries_one(memory: Memory) -> None:

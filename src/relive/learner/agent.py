@@ -301,7 +301,7 @@ class Agent:
             latency_ms=completion.latency_ms,
             policy=completion.model,
             error="The model chose none of the allowed actions." if action is None else None,
-            info={"finish_reason": completion.finish_reason, **call.recalled},
+            info={"finish_reason": completion.finish_reason, **told(completion), **call.recalled},
         )
         answer = Answer(self, completion, action, call.prompt.demonstrations, transition)
         if record:
@@ -346,9 +346,15 @@ class _Call(msgspec.Struct, frozen=True):
 
     def failed(self, error: UpstreamError) -> Transition:
         """The record of the call when it failed: no action, no reward, the error."""
-        return replace(self.transition, error=str(error), latency_ms=error.latency_ms, info=self.recalled)
+        info = {"error_kind": error.kind, **told(error), **self.recalled}
+        return replace(self.transition, error=str(error), latency_ms=error.latency_ms, info=info)
 
     @property
     def recalled(self) -> dict[str, Any]:
         """What the record says about the prompt: id and score of each demonstration, and what came of the playbook."""
         return {"recalled": [[one.id, one.score] for one in self.prompt.demonstrations], **self.plan.facts}
+
+
+def told(call: Completion | UpstreamError) -> dict[str, Any]:
+    """What the record of a call says about its tries: each of them in order, and how long was waited in all."""
+    return {"attempts": msgspec.to_builtins(call.attempts), "waited_ms": round(call.waited_ms, 3)}

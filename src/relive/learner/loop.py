@@ -26,6 +26,7 @@ EXPLORED = "explored"
 """Tag of a step that was tried out, not answered by the model."""
 
 _EPSILON = 1e-5  # keeps an experience without any surprise drawable
+_PAGE = 1_000  # records that are read at a time
 _LONGEST_EPISODE = 10_000  # steps whose priorities a late reward changes
 
 
@@ -60,8 +61,9 @@ class ContinualLearner:
     rule out is tried, each with the same chance; otherwise the model chooses, with its past successes before it. The
     step is recorded with its reward before the next one begins, and its priority is set once the reward is known.
 
-    The draws of a step depend on the seed and the step's number only, so that a run that was interrupted goes on as it
-    would have.
+    The draws of a step depend on the seed and the step's number only, and the mean reward is that of all the agent's
+    recorded steps, so that a run that was interrupted goes on as it would have. A step whose call fails is not taken:
+    the next one asks about the same observation.
 
     Args:
         env: Where the agent acts; its actions must be listed.
@@ -112,6 +114,8 @@ class ContinualLearner:
         self._as_messages = as_messages or _as_messages
         self._mean_reward, self._rewards = 0.0, 0
         self._episode: _Episode | None = None
+        if start and td_error is None:
+            agent.failing_open(self._look_back, None)
 
     def run(self, steps: int, *, on_step: Callable[[Step], object] | None = None) -> list[Step]:
         """Takes so many steps and returns them. An episode that is not over is gone on with by the next call.
@@ -140,7 +144,7 @@ class ContinualLearner:
         return sum(self._late_reward(episode_id, float(reward)) for episode_id, reward in rewards.items())
 
     def _step(self) -> Step:
-        episode = self._episode or self._begin()
+        episode = self._episode = self._episode or self._begin()
         rng = np.random.default_rng([self._seed, self.steps])
         rate = self.exploration(self.steps) if callable(self.exploration) else self.exploration
         messages = self._as_messages(episode.observation)
@@ -148,7 +152,7 @@ class ContinualLearner:
         action = None
         explored = bool(rng.random() < rate)
         if not explored:
-            answer = self.agent.ask(messages, actions=self._actions, record=False)
+            answer = self.agent.ask(messages, actions=self._actions, record=False, tags=self._tags)
             transition, action = answer.transition, answer.action
         chosen = action is not None
         if not chosen:  # tried out on purpose, or because the model named nothing that is allowed
@@ -221,6 +225,15 @@ class ContinualLearner:
     def _surprise(self, transition: Transition) -> float:
         """How far the reward is from the mean of those before: the TD error of a step that nothing follows."""
         return (transition.reward or 0.0) - self._mean_reward
+
+    def _look_back(self) -> None:
+        """Takes in the rewards that the agent's memory holds, in the order of their steps."""
+        memory, last = self.agent.memory, 0
+        while memory is not None and (page := memory.query(agent=self.agent.name, after=last, limit=_PAGE)):
+            for stored in page:
+                if stored.reward is not None:
+                    self._take_in(stored.reward)
+            last = page[-1].id
 
     def _take_in(self, reward: float) -> None:
         self._rewards += 1
