@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import relive
 from relive import Transition
+from relive.cli import app
 from relive.demo import ARMS, Answered, DemoError, Result, Settings, answers_in, compared, curve, present, run
 from relive.demo.bandit import WordCountBandit
 from relive.demo.show import OWN_MODEL, farewell
@@ -206,6 +208,7 @@ def test_a_second_demo_takes_the_next_free_file(tmp_path: Path, monkeypatch: pyt
         (Settings(base_url="http://127.0.0.1:9/v1"), "--base-url and --model together"),
         (Settings(model="m"), "--base-url and --model together"),
         (Settings(file=Path("a.db"), resume=Path("b.db")), "not both"),
+        (Settings(base_url="nonsense", model="m"), "not the address of an endpoint"),
         (Settings(resume=Path("missing.db")), "no file missing.db"),
         (Settings(base_url="http://127.0.0.1:9/v1", model="m", api_key_env="NOT_SET_HERE"), "NOT_SET_HERE is not set"),
     ],
@@ -237,12 +240,51 @@ def test_a_memory_of_something_else_is_not_taken_for_a_demo(tmp_path: Path) -> N
 
 
 def test_an_unreachable_endpoint_is_said_in_one_sentence_with_the_way_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(messages=3, seed=1, file=tmp_path / "d.db", base_url="http://127.0.0.1:9/v1", model="m")
+    monkeypatch.setenv("DEMO_KEY", "sk-aaaaaaaabbbb")
+    monkeypatch.setattr("relive.llm.retry.RetryPolicy.backoff", lambda *_: 0.0)
+    file, url = tmp_path / "d.db", "http://user:pass@127.0.0.1:9/v1?secret=1"
+    settings = Settings(messages=3, seed=1, file=file, base_url=url, model="m", api_key_env="DEMO_KEY")
     with pytest.raises(ReliveError, match=r"127\.0\.0\.1:9"):
         present(settings)
-    assert "relive demo --resume" in capsys.readouterr().err
+    advice = f"relive demo --resume {file} --base-url http://127.0.0.1:9/v1 --model m --api-key-env DEMO_KEY\n"
+    assert advice in capsys.readouterr().err
+    with pytest.raises(DemoError, match=r"begun with m\. Go on with: ") as caught:
+        run(Settings(resume=file), model=Copycat())
+    assert str(caught.value).endswith(advice.strip())
+    result = run(Settings(resume=file, base_url="http://127.0.0.1:9/v1", model="m"), model=Copycat())
+    assert (result.settings.seed, result.settings.messages) == (1, 3)
+    assert [one.index for one in result.answers if one.arm == "recall"] == [0, 1, 2]
+
+
+def test_where_nothing_was_kept_no_way_to_go_on_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("relive.demo.runner.LocalServer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        present(Settings(messages=3, file=tmp_path / "d.db"))
+    assert "--resume" not in capsys.readouterr().err
+    assert not (tmp_path / "d.db").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--messages", "5000"],
+        ["--base-url", "http://127.0.0.1:9/v1"],
+        ["--base-url", "nonsense", "--model", "m"],
+        ["--file", "a.db", "--resume", "b.db"],
+        ["--resume", "missing.db"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2_before_anything_is_shown(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["demo", *options])
+    assert result.exit_code == 2
+    assert result.stdout == ""
 
 
 def test_the_bandit_learns_from_right_and_from_wrong() -> None:

@@ -24,7 +24,7 @@ def demo(
 ) -> None:
     """Watch a small model learn to route bank customers' messages from its own experience."""
     from relive.demo.present import present  # here: other commands start faster without it
-    from relive.demo.settings import Settings
+    from relive.demo.settings import DemoError, Settings, check
 
     settings = Settings(
         seed=seed,
@@ -35,4 +35,8 @@ def demo(
         model=model,
         api_key_env=api_key_env,
     )
+    try:
+        check(settings)
+    except DemoError as error:
+        raise typer.BadParameter(str(error)) from error
     present(settings, as_json=json)

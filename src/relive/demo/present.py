@@ -6,10 +6,12 @@ import msgspec
 from msgspec.structs import replace
 from rich.console import Console
 
+import relive.memory
 from relive.demo.curve import draw
 from relive.demo.runner import Result, run
-from relive.demo.settings import Settings, free_file
+from relive.demo.settings import Settings, free_file, read_settings
 from relive.demo.show import Bar, farewell, table
+from relive.errors import ReliveError
 from relive.llm import UpstreamError
 
 
@@ -36,9 +38,11 @@ def present(settings: Settings, *, as_json: bool = False) -> Result:
             result = run(settings, on_message=bar)
         except (KeyboardInterrupt, UpstreamError):
             file = settings.resume or settings.file
-            progress.print(
-                f"Every message shown as done is kept. Go on with: relive demo --resume {file}", markup=False
-            )
+            if file is not None and _holds_demo(file):
+                command = settings.resume_command(file)
+                progress.print(
+                    f"Every message shown as done is kept. Go on with: {command}", markup=False, soft_wrap=True
+                )
             raise
     picture = result.file.with_suffix(".png")
     drawn = draw(result, picture)
@@ -50,6 +54,15 @@ def present(settings: Settings, *, as_json: bool = False) -> Result:
     out.print(f"\n{result.settings.messages} messages in {result.seconds:.0f} s.")
     out.print(farewell(result, str(picture) if drawn else None), markup=False, soft_wrap=True)
     return result
+
+
+def _holds_demo(file: Path) -> bool:
+    """Whether there is anything to go on with; whatever else is wrong with the file is not the matter here."""
+    try:
+        with relive.memory.open_file(file, readonly=True) as memory:
+            return read_settings(memory, file) is not None
+    except ReliveError:
+        return False
 
 
 def _opening(settings: Settings) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 import relive.memory
 from relive.demo.bandit import WordCountBandit
-from relive.demo.settings import DEMO, DemoError, Settings, check, free_file, read_settings
+from relive.demo.settings import DEMO, DemoError, Settings, check, free_file, read_settings, resumed
 from relive.envs import Banking77
 from relive.envs.banking import INTENTS
 from relive.experience import Transition
@@ -116,7 +116,7 @@ def run(
             model, params = stack.enter_context(Upstream(server.base_url, server.model)), _LOCAL_PARAMS
         memory = stack.enter_context(relive.memory.open_file(file, seed=settings.seed))
         if settings.resume is not None:
-            settings = read_settings(memory, settings)
+            settings = resumed(settings, memory, file)
         demo = _Demo(settings, memory, model, params)
         if on_message is not None and demo.answers:
             on_message(demo.answers, settings.messages)
@@ -234,7 +234,7 @@ def answers_in(memory: Memory) -> tuple[Settings, list[Answered]]:
     Raises:
         DemoError: the file holds no demo.
     """
-    settings = read_settings(memory, Settings())
+    settings = read_settings(memory, Path(memory.storage.path)) or Settings()
     nobody = Upstream("http://127.0.0.1:9/v1", "nobody")  # nothing is asked
     return settings, _Demo(settings, memory, nobody, {}).answers
 
@@ -251,8 +251,9 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _all(memory: Memory) -> Iterator[tuple[int, Transition]]:
-    """Every answer in a memory, in order."""
+    """Every answer in a memory, in order; a call that failed is none, and took no action."""
     last = 0
     while page := memory.query(tag=DEMO, after=last, limit=1000):
-        yield from ((stored.id, stored.transition) for stored in page)
+        kept = ((stored.id, stored.transition) for stored in page)
+        yield from ((number, transition) for number, transition in kept if transition.action is not None)
         last = page[-1].id
