@@ -156,6 +156,30 @@ def test_serving_ends_in_order_on_a_signal(number: int) -> None:
     assert not answers(url)
 
 
+def test_a_server_that_dies_while_it_serves_is_an_error_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "print(json.dumps({'address': 'http://127.0.0.1:9'}), flush=True)\n"
+        "print('ggml: out of memory', file=sys.stderr, flush=True)\n"
+        "os.abort()\n"
+    )
+    monkeypatch.setattr(local, "_PROGRAM", script)
+    with pytest.raises(LocalModelError, match=r"killed by SIGABRT \(ggml: out of memory\)"):
+        local.serve_forever()
+
+
+def test_a_signal_while_the_model_loads_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(f"import os, signal, time\nos.kill({os.getpid()}, signal.SIGTERM)\ntime.sleep(600)\n")
+    monkeypatch.setattr(local, "_PROGRAM", script)
+    before = signal.getsignal(signal.SIGTERM)
+    assert local.serve_forever() == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_a_killed_parent_takes_the_server_along() -> None:
     with subprocess.Popen([sys.executable, "-c", SERVE], stdout=-1, text=True) as serving:
         assert serving.stdout is not None
@@ -166,7 +190,7 @@ def test_a_killed_parent_takes_the_server_along() -> None:
 
 
 def test_a_fork_does_not_end_its_parents_server(local_server: LocalServer) -> None:
-    local._end(local_server._process, os.getpid() + 1)
+    local._end(local_server._process, os.getpid() + 1, local_server._words)
     assert answers(local_server.base_url)
 
 

