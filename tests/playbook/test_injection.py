@@ -236,8 +236,8 @@ def test_uplift_follows_from_the_records_and_a_harmful_lesson_is_retired(memory:
             break
     lesson = book.get(harmful)
     assert lesson.status == "retired"
-    assert lesson.reason.startswith("Found harmful: -")
-    assert lesson.uplift.high < 0
+    assert lesson.reason.startswith(("Found harmful: -", "Found useless: -")), "by where the interval lay at that look"
+    assert lesson.uplift.high < uplift.Rules().worth
     assert lesson.uplift.low <= -0.6 <= lesson.uplift.high
     assert book.history(harmful)[-1].who == "uplift"
     assert book.worth().estimate < 0, "so the book as a whole did harm too"

@@ -324,10 +324,12 @@ def test_a_format_can_be_forced_and_an_unknown_one_is_refused(tmp_path: Path) ->
         items([{"messages": MESSAGES}], tmp_path, "csv")
 
 
-def test_an_empty_file_holds_nothing_and_a_file_of_nonsense_is_told_line_by_line(tmp_path: Path) -> None:
+def test_an_empty_file_holds_nothing_and_a_file_of_nonsense_is_refused_or_told_line_by_line(tmp_path: Path) -> None:
     assert items("", tmp_path) == []
     assert items("\n\n", tmp_path) == []
-    assert [line for line, _ in problems("oops\nagain\n", tmp_path)] == [1, 2]
+    with pytest.raises(SourceError, match="no line that was looked at is a JSON object"):
+        items("oops\nagain\n", tmp_path)
+    assert [line for line, _ in problems("oops\nagain\n", tmp_path, "relive")] == [1, 2]
 
 
 def test_cli_03_four_records_are_read_and_three_are_named_with_line_and_reason(tmp_path: Path) -> None:
