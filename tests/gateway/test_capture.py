@@ -82,6 +82,15 @@ def test_prx_01_estimates_learn_from_what_the_provider_counts() -> None:
     assert record(second).usage.output_tokens == 25
 
 
+def test_prx_01_estimates_are_found_by_the_name_that_was_asked_for() -> None:
+    seen = capture({**QUESTION, "messages": [{"role": "user", "content": "y" * 1_000}]})
+    usage = {"prompt_tokens": 520, "completion_tokens": 100, "total_tokens": 620}
+    pass_through(seen, [sse(delta("x" * 200), {**delta(finish="stop"), "usage": usage})])
+    record(seen)
+    for name in ("m", "m-1"):
+        assert seen._estimates.tokens(name, "answer", 50) == 25, "asked for as m, it answers as m-1"
+
+
 def test_prx_01_the_usage_chunk_that_the_client_did_not_ask_for_is_taken_out() -> None:
     kept, usage = (
         sse(*ANSWER, delta(finish="stop"), end=b""),

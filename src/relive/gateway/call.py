@@ -213,7 +213,8 @@ class Call:
         budgets = self._gateway.budgets
         if not budgets or not self._recorded:
             return
-        usage = Usage(input_tokens=self._prompt_tokens, output_tokens=self._answer_tokens)
+        most = self._prompt_tokens + self._prompt_tokens // 4  # a prompt may hold more tokens than others of its length
+        usage = Usage(input_tokens=most, output_tokens=self._answer_tokens)
         cost = self._gateway.prices.cost(usage, model.model, model.name, base_url=model.endpoint.url)
         scopes = [f"agent:{self._agent}", *([f"key:{self._caller.name}"] if self._caller.name else [])]
         try:

@@ -288,8 +288,9 @@ class Capture:
         seen, said = _length(self._state), reader.characters
         reported = reader.usage
         if reported is not None and reported.output_tokens is not None and status == "complete":
-            self._estimates.learn(model, "prompt", seen, reported.input_tokens)
-            self._estimates.learn(model, "answer", said, reported.output_tokens)
+            for name in {model, self.request.model}:  # asked for by one name, the model may answer under another
+                self._estimates.learn(name, "prompt", seen, reported.input_tokens)
+                self._estimates.learn(name, "answer", said, reported.output_tokens)
             return reported, False
         if reader.failure is not None and not said:
             return reported, False
