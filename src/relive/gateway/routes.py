@@ -276,8 +276,8 @@ class Plan:
         rng: random.Random | None = None,
     ) -> None:
         models = list(candidates)
-        ready = [model for model in models if not cooldowns.cooling(model.name)]
-        self._ahead = ready + [model for model in models if model not in ready]
+        late = [model for model in models if cooldowns.cooling(model.name)]
+        self._ahead = [model for model in models if model not in late] + late if late else models
         self._cooldowns = cooldowns
         self._policy = policy
         self._tokens = tokens
