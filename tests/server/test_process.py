@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import resource
 import signal
 import time
 from collections import Counter
@@ -177,6 +178,39 @@ def test_sto_06_a_store_that_is_locked_under_load_loses_nothing_and_stops_nobody
     recorded = asked_in(tmp_path / "relive.db")
     assert {text: recorded[text] for text in marks} == dict.fromkeys(marks, 1)
     assert list((tmp_path / "relive.db.gateway").glob("spool/*")) == []
+
+
+def test_sto_06_with_no_disk_at_all_calls_go_on_and_their_records_wait_in_memory(
+    tmp_path: Path, upstream: Upstream
+) -> None:
+    upstream.answers(echo)
+    server = Process(tmp_path, "--upstream", upstream.base_url)
+    url = server.ready()
+    marks: dict[str, str | None] = {}
+
+    async def calls(prefix: str, count: int) -> int:
+        async with aiohttp.ClientSession() as client:
+            for number in range(count):
+                text = f"{prefix}-{number}"
+                async with client.post(url + CHAT, json=question(text)) as got:
+                    assert (await got.json())["choices"]
+                    marks[text] = got.headers.get("x-relive-recorded")
+            async with client.get(f"{url}/healthz") as got:
+                return got.status
+
+    assert asyncio.run(calls("before", 4)) == 200
+    endless = resource.RLIM_INFINITY
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, endless))  # no file may grow or be written
+    assert asyncio.run(calls("none", 40)) == 503
+    assert {mark for text, mark in marks.items() if text.startswith("none")} == {"pending"}
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (endless, endless))
+    for _ in range(200):
+        if asyncio.run(calls("after", 0)) == 200:
+            break
+        time.sleep(0.1)
+    asyncio.run(calls("after", 4))
+    assert server.stop() == 0
+    assert asked_in(tmp_path / "relive.db") == dict.fromkeys(marks, 1)
 
 
 @pytest.mark.parametrize(
