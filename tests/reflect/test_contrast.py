@@ -205,3 +205,25 @@ def _act(memory: Memory, number: int, *, helped: bool) -> None:
             outcome="success" if (number % 10 < 8) == helped else "failure",
         )
     )
+
+
+def test_what_to_choose_at_a_word_of_the_request_becomes_a_lesson_and_a_choice_alone_does_not(tmp_path: Path) -> None:
+    routes = {"parcel": "delivery", "refund": "money", "password": "account"}
+    with relive.open(tmp_path / "a.db") as memory:
+        for number in range(180):
+            word, tried = list(routes)[number % 3], list(routes.values())[number // 3 % 3]
+            memory.add(
+                Transition(
+                    state=f"customer {number} asks about the {word}",
+                    action=tried,
+                    agent="router",
+                    outcome="success" if routes[word] == tried else "failure",
+                )
+            )
+        book = Playbook(memory)
+        found, _ = reflect(book)
+        said = {(lesson.text.when, lesson.text.do) for lesson in book.lessons()}
+    right = {(f'the request says "{word}"', f"Choose {route}") for word, route in routes.items()}
+    wrong = {(f'the request says "{word}"', f"Do not choose {route}") for word in routes for route in routes.values()}
+    assert right <= said <= right | wrong
+    assert {one.feature.kind for one in found.patterns} == {"choice"}

@@ -1,8 +1,9 @@
 """Reflection by contrast: what successes have that failures have not. No model, no key, no randomness.
 
 Each feature of the episodes (`features`) is tested by Fisher's exact test, and the p-values are corrected for many
-tests by Benjamini and Hochberg's false-discovery rate, within each of three families: behaviour (tools, order, course),
-phrases, and words of the request, so that a thousand phrases do not drown forty tools. What is found is a *pattern*:
+tests by Benjamini and Hochberg's false-discovery rate, within each of four families: behaviour (tools, order, course),
+phrases, words of the request, and choices at such words, so that a thousand phrases do not drown forty tools. What is
+found is a *pattern*:
 support, lift, odds ratio with its exact interval.
 
 A pattern is not a cause: an action may go with failure because it is needed where the task is hard. Two things stand
@@ -197,9 +198,10 @@ def reflect(
 
 def lesson_of(pattern: Pattern) -> Add | None:
     """The lesson that a pattern suggests; ``None``: nothing can be done about it (what was asked, how it went)."""
-    do = _advice(pattern.feature, pattern.helps)
-    if do is None:
+    advice = _advice(pattern.feature, pattern.helps)
+    if advice is None:
         return None
+    do, when = advice
     without = pattern.count - pattern.with_it
     why = (
         f"With it {pattern.good_with} of {pattern.with_it} episodes succeeded, without it "
@@ -207,16 +209,21 @@ def lesson_of(pattern: Pattern) -> Add | None:
     )
     why += ")" if pattern.held_out_lift is None else f"; lift {pattern.held_out_lift:.2f} on tasks kept back)"
     sources = tuple(Source(ref=f"experience:{n}", experience_id=n) for n in pattern.sources[:_SOURCES])
-    text = LessonText(do=do, why=why, title=do)
+    text = LessonText(do=do, when=when, why=why, title=do)
     return Add(text=text, agent=pattern.agent, sources=sources, origin="contrast")
 
 
-def _advice(feature: Feature, helps: bool) -> str | None:
-    """What to do about a feature that goes with success, or else with failure."""
+def _advice(feature: Feature, helps: bool) -> tuple[str, str] | None:
+    """What to do, and when, about a feature that goes with success, or else with failure."""
+    if feature.kind == "choice":
+        choice, _, word = feature.name.partition(" at ")
+        if not word:
+            return None
+        return f"Choose {choice}" if helps else f"Do not choose {choice}", f'the request says "{word}"'
     forms = _FORMS.get(feature.kind, ())
     for pattern, good, bad in forms:
         if (match := pattern.fullmatch(feature.name)) is not None:
-            return (good if helps else bad).format(*match.groups())
+            return (good if helps else bad).format(*match.groups()), ""
     return None
 
 

@@ -1,7 +1,8 @@
 """What an episode consists of, as a set of features that can be told in a sentence.
 
-Features come from three places: what the agent did (tools called, how often, in which order, phrases of its answers),
-what it was asked (words of the opening request), and how it went (errors of tools, length). Text that was put into
+Features come from four places: what the agent did (tools called, how often, in which order, phrases of its answers),
+what it was asked (words of the opening request), what it chose at which word where an episode is one choice, and how it
+went (errors of tools, length). Text that was put into
 prompts from memory is left out, so that nothing is learnt from what was learnt.
 """
 
@@ -16,7 +17,7 @@ import msgspec
 from relive.experience import Outcome, Transition
 from relive.storage.text import normalise, state_text, without_notes
 
-Kind = Literal["tool", "order", "phrase", "asked", "course"]
+Kind = Literal["tool", "order", "phrase", "asked", "choice", "course"]
 
 _WORD = re.compile(r"[^\W\d_][\w'-]*")
 _FILLERS = frozenset(
@@ -95,7 +96,8 @@ class Feature(msgspec.Struct, frozen=True, order=True):
 
     Attributes:
         kind: ``tool``: a tool was called; ``order``: one tool followed another; ``phrase``: words of an answer;
-            ``asked``: a word of the request; ``course``: how it went.
+            ``asked``: a word of the request; ``choice``: what was chosen, at a word of the request or anywhere, in an
+            episode of one step; ``course``: how it went.
         name: What it is, told in a few words.
     """
 
@@ -135,7 +137,8 @@ def episode_of(steps: Sequence[Transition], experience: int | None = None) -> Ep
 
 
 def _features(steps: Sequence[Transition]) -> Iterator[Feature]:
-    for word in set(_words(state_text(steps[0].state))):
+    asked = set(_words(state_text(steps[0].state)))
+    for word in asked:
         yield Feature("asked", word)
     calls: list[str] = []
     for step in steps:
@@ -144,12 +147,21 @@ def _features(steps: Sequence[Transition]) -> Iterator[Feature]:
             yield Feature("phrase", phrase)
         if step.error is not None:
             yield Feature("course", "an error")
-    yield from _of_calls(calls)
+    if len(steps) == 1 and calls == [steps[0].action]:
+        yield from _of_choice(calls[0], asked)
+    else:
+        yield from _of_calls(calls)
     if any(_is_error(text) for text in _results(steps)):
         yield Feature("course", "a tool that answers with an error")
     for bound in (5, 10, 20, 40):
         if len(steps) > bound:
             yield Feature("course", f"more than {bound} steps")
+
+
+def _of_choice(choice: str, asked: Iterable[str]) -> Iterator[Feature]:
+    yield Feature("choice", choice)
+    for word in asked:
+        yield Feature("choice", f"{choice} at {word}")
 
 
 def _of_calls(calls: Sequence[str]) -> Iterator[Feature]:
