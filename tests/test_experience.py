@@ -85,3 +85,14 @@ def test_feedback_is_about_one_experience_or_one_episode() -> None:
         Feedback(experience_id=3)
     with pytest.raises(InvalidExperienceError, match="reward"):
         Feedback(experience_id=3, reward=float("nan"))
+
+
+@pytest.mark.parametrize(("given", "kept"), [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.int8(-2), -2.0)])
+def test_a_reward_is_a_float_whatever_number_it_was_given_as(given: object, kept: float) -> None:
+    reward = Transition(state=1, action=2, reward=given).reward  # type: ignore[arg-type]
+    assert (type(reward), reward) == (float, kept)
+
+
+def test_a_reward_beyond_a_double_is_refused() -> None:
+    with pytest.raises(InvalidExperienceError, match=r"Transition\.reward is inf"):
+        Transition(state=1, action=2, reward=10**400)

@@ -52,10 +52,16 @@ class _Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=T
                 raise InvalidExperienceError(
                     f"{type(self).__name__}.{field} is {value!r}; it must be a number or None."
                 )
-            if not math.isfinite(value):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if not math.isfinite(number):
                 raise InvalidExperienceError(
-                    f"{type(self).__name__}.{field} is {value}; leave it None when it is not known."
+                    f"{type(self).__name__}.{field} is {number}; leave it None when it is not known."
                 )
+            if type(value) is not float:  # True, an integer, a number of NumPy
+                msgspec.structs.force_setattr(self, field, number)
 
     @classmethod
     def from_dict(cls, data: object) -> Self:

@@ -284,3 +284,60 @@ def test_a_large_buffer_of_arrays_is_saved_exactly(tmp_path):
         return digest.hexdigest()
 
     assert fingerprint(buffer) == fingerprint(twin)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("created_at", datetime.datetime(2020, 1, 1)),
+        ("created_at", "2020-01-01"),
+        ("step", -1),
+        ("cost", True),
+        ("tags", "text"),
+        ("outcome", "good"),
+        ("terminated", 1),
+        ("latency_ms", -1.0),
+        ("state", object()),
+    ],
+)
+def test_a_transition_that_could_not_be_loaded_is_refused_when_it_is_saved(field, value, tmp_path):
+    buffer = ReplayBuffer(4, seed=0)
+    buffer.add({"within": [Transition(state=1, action=2)]})
+    buffer.save(tmp_path / "kept")
+    before = (tmp_path / "kept").read_bytes()
+    for wrap in (lambda one: one, lambda one: {"within": [one]}):
+        buffer = ReplayBuffer(4, seed=0)
+        buffer.add(wrap(Transition(**{"state": 1, "action": 2, field: value})))
+        with pytest.raises(
+            BufferStateError, match=rf"state\['rows'\]\['experiences'\].*{'object' if field == 'state' else field}"
+        ):
+            buffer.save(tmp_path / "kept")
+    assert (tmp_path / "kept").read_bytes() == before
+
+
+@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {"k": v}, lambda v: {1: v}])
+def test_what_is_nested_is_saved_if_it_can_be_loaded_and_refused_else(wrap, tmp_path):
+    def nested(levels):
+        value = 1
+        for _ in range(levels):
+            value = wrap(value)
+        return value
+
+    for levels, kept in ((200, True), (1000, False), (100_000, False)):
+        buffer = ReplayBuffer(4, seed=0)
+        buffer.add(nested(levels))
+        if kept:
+            buffer.save(tmp_path / "b")
+            ReplayBuffer(4, seed=0).load(tmp_path / "b")
+        else:
+            with pytest.raises(BufferStateError, match="nested too deeply"):
+                buffer.save(tmp_path / "b")
+
+
+def test_an_integer_of_any_length_is_kept(tmp_path):
+    buffer = ReplayBuffer(4, seed=0)
+    buffer.add({"n": -(10**5000)})
+    buffer.save(tmp_path / "b")
+    other = ReplayBuffer(4, seed=0)
+    other.load(tmp_path / "b")
+    assert other.sample(1).experiences == [{"n": -(10**5000)}]

@@ -13,12 +13,14 @@ from relive import TokenTrace, Transition
 from relive.errors import InvalidExperienceError
 from relive.storage import SqliteStorage
 from relive.storage.codec import (
+    MOST_NESTED,
     Compressor,
     Decompressor,
     clean_text,
     decode_json,
     decode_trace,
     encode_json,
+    encode_payload,
     encode_trace,
 )
 
@@ -91,6 +93,42 @@ def test_what_cannot_be_json_is_refused_by_name() -> None:
         encode_json(deep)
     while deep:  # taken apart by hand: the interpreter, too, ends at some depth
         deep = deep.pop()
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for level in range(levels):
+        value = [value] if level % 2 else {"}": value}
+    return value
+
+
+def test_what_is_stored_can_be_read_on_any_stack() -> None:
+    wide = {"beside": [[]] * 1000, "text": "[" * 1000 + '\\"' + "{" * 1000}
+    deepest = nested(MOST_NESTED)
+    assert decode_json(encode_payload(deepest, "state")) == deepest
+    assert decode_json(encode_payload([wide] * 3, "state")) == [wide] * 3
+    for deep in (nested(MOST_NESTED + 1), [wide, nested(MOST_NESTED)], nested(1000)):
+        with pytest.raises(InvalidExperienceError, match="state is nested too deeply"):
+            encode_payload(deep, "state")
+    for levels in (MOST_NESTED + 1, 100_000):
+        with pytest.raises(InvalidExperienceError, match="state is nested too deeply"):
+            encode_payload(msgspec.Raw(b"[" * levels + b"]" * levels), "state")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"1,2", b'{"a":', b"NaN", b'1},{"', b'"\xff"', b'"\x0b"', b'"\\x"', b"01", b"[1,]", b"'a'"]
+)
+def test_text_that_is_no_json_is_refused_by_the_name_of_its_field(text: bytes, store: SqliteStorage) -> None:
+    for raw in (msgspec.Raw(text), {"inner": {"a": msgspec.Raw(text), "b": 0}}):
+        for fields in ({"action": raw}, {"next_state": raw}, {"info": raw}, {"state": raw}):
+            with pytest.raises(InvalidExperienceError, match=f"^{next(iter(fields))} is no JSON text: "):
+                store.append([Transition(**{"state": 0, "action": 0, **fields})])
+    assert len(store) == 0
+
+
+def test_sto_09_the_escape_of_half_a_pair_in_json_text_becomes_the_replacement_character() -> None:
+    text = msgspec.Raw(b'{"half":"\\ud83d","pair":"\\ud83d\\ude00","no":"\\\\ud83d","n":1e400}')
+    assert encode_payload(text, "state") == b'{"half":"\\ufffd","pair":"\\ud83d\\ude00","no":"\\\\ud83d","n":1e400}'
 
 
 def traces() -> st.SearchStrategy[TokenTrace]:

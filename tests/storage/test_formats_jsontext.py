@@ -63,3 +63,16 @@ def test_sto_09_a_nul_and_a_megabyte_of_emoji_are_kept() -> None:
 
 def test_line_breaks_between_tokens_go_and_nothing_else_does() -> None:
     assert jsontext.read(b'{\r\n  "a":\n 1.10,\n\n "b" : "  two  "}\n').text == b'{ "a": 1.10, "b" : "  two  "}'
+
+
+def test_a_payload_may_repeat_keys_and_nothing_else_may() -> None:
+    payload = frozenset(["state"])
+    record = b'{"state": {"a": 1, "a": 2}, "feedback": [{"key": "k"}], "tags": []}'
+    assert jsontext.read(record, payload) == (record, {"state": None, "feedback": [{"key": "k"}], "tags": []})
+    for refused in (
+        b'{"state": 1, "state": {"a": 1, "a": 2}}',
+        b'{"state": {"a": 1, "a": 2}, "feedback": [{"key": "k", "key": "l"}]}',
+        b'[{"state": {"a": 1, "a": 2}}]',
+    ):
+        with pytest.raises(BadRecordError, match="occurs twice in one object"):
+            jsontext.read(refused, payload)

@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, TokenTrace, Transition, Usage
 from relive.storage import Query, SqliteStorage
 from relive.storage.exporter import ExportError, export_lines, replacing
@@ -31,7 +32,11 @@ def dump(store: Path, path: Path, query: Query | None = None) -> list[dict[str, 
     lines = path.read_bytes().split(b"\n")
     assert lines.pop() == b""
     assert count == len(lines)
-    return [json.loads(line) for line in lines]
+    return [json.loads(line, parse_int=integer) for line in lines]
+
+
+def integer(digits: str) -> int | str:
+    return int(digits) if len(digits) < 4300 else digits
 
 
 def lines(path: Path, *records: Any) -> Path:
@@ -89,6 +94,99 @@ def test_what_was_recorded_comes_back_whole_from_an_export(tmp_path: Path) -> No
     assert all_of(tmp_path / "b.db") == given
     with SqliteStorage(tmp_path / "b.db") as storage:
         assert [s.priority for s in storage.query(limit=100)] == [0.5 * n for n in range(21)]
+
+
+EARLIEST, LATEST = (time.replace(tzinfo=UTC) for time in (datetime.min, datetime.max))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"created_at": EARLIEST},
+        {"created_at": LATEST},
+        {"created_at": datetime(2020, 1, 1, tzinfo=timezone(timedelta(hours=-5, seconds=-28, microseconds=7)))},
+        {"state": {1: "number", "1": "text"}},
+        {"state": msgspec.Raw(b'{"a":1,"a":[{"b":1.10,"b":2}]}'), "info": msgspec.Raw(b'{"c":1,"c":1}')},
+        {"state": msgspec.Raw(b'"\\ud83d"')},
+        {"state": "\ud83d", "agent": "\ud83d", "tags": ("\ud83d", "\ud83d", ""), "error": ""},
+        {"state": 10**5000, "action": -(10**5000), "next_state": [2**63, 2**64, -(2**63)]},
+        {"state": msgspec.Raw(b"1" * 5000), "action": msgspec.Raw(b"[1e400,-0,1E5]")},
+        {"state": {"uid": "u", "feedback": [], "schema_version": 99}},
+        {"state": None, "action": None, "next_state": False, "info": {}},
+        {"state": "nul \0", "episode_id": "a\0b", "agent": "", "policy": "", "group_id": ""},
+        {"reward": True},
+        {"reward": np.float32(0.1), "latency_ms": 1},
+        {"reward": 5e-324, "latency_ms": 1.7e308},
+        {"policy_version": -(2**63), "step": 2**63 - 1, "cost": 2**63 - 1},
+        {"usage": Usage()},
+        {"terminated": np.True_, "truncated": False},
+        {"tokens": TokenTrace(token_ids=[], mask=[])},
+        {"tokens": TokenTrace(token_ids=[1], mask=[1], logprobs=[-3e38], temperature=1, tokenizer="\ud83d")},
+        {"state": np.ma.array([1, 2], mask=[False, True]), "action": {"set": {1}, "bytes": b"ab"}},
+        {"state": "\r\n\u2028\x85", "tags": ("relive:cached",)},
+        {"outcome": "failure", "state": float("nan"), "action": [float("inf")]},
+    ],
+)
+def test_all_that_a_store_takes_comes_back_from_an_export(fields: dict[str, Any], tmp_path: Path) -> None:
+    given = Transition(**{"state": "s", "action": "a", **fields})
+    with SqliteStorage(tmp_path / "a.db") as storage:
+        storage.append([given], priorities=[0.5])
+    dump(tmp_path / "a.db", tmp_path / "out.jsonl")
+    report = load(tmp_path / "out.jsonl", tmp_path / "b.db")
+    assert (report.format, report.imported, report.problems) == ("relive", 1, [])
+    with SqliteStorage(tmp_path / "a.db") as a, SqliteStorage(tmp_path / "b.db") as b:
+        [before], [after] = a.query(), b.query()
+        assert after.json() == before.json()
+        assert (after.outline(), after.priority, after.recorded) == (before.outline(), before.priority, before.recorded)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("step", [-1, 2**63, True, None, 1.0]),
+        ("cost", [-1, 2**63, 1.5]),
+        ("parent", [2**63, "1"]),
+        ("policy_version", [-(2**63) - 1, 10**5000, "1"]),
+        ("latency_ms", [-1.0]),
+        ("usage", [Usage(input_tokens=-1), Usage(output_tokens=2**63), {"input_tokens": 1}]),
+        ("tokens", ["tokens", [1, 2]]),
+        ("outcome", ["good", [], None]),
+        ("terminated", [1, None, "no"]),
+        ("truncated", [0]),
+        ("tags", ["text", 5, (1,), None]),
+        ("agent", [None, b"a"]),
+        ("episode_id", [None, 5]),
+        ("error", [5]),
+        ("created_at", [None, "2020-01-01", datetime(2020, 1, 1), date(2020, 1, 1)]),
+        ("created_at", [EARLIEST.replace(tzinfo=timezone(timedelta(hours=14)))]),
+        ("created_at", [LATEST.replace(tzinfo=timezone(timedelta(hours=-14)))]),
+        ("state", [object(), 1j, {None: 1}, msgspec.UNSET]),
+    ],
+)
+def test_what_an_import_would_refuse_is_refused_at_the_write(field: str, values: list[Any], tmp_path: Path) -> None:
+    with SqliteStorage(tmp_path / "s.db") as storage:
+        for value in values:
+            with pytest.raises(InvalidExperienceError, match=f"^{field} is "):
+                storage.append([Transition(state=1, action=2), Transition(**{"state": 1, "action": 2, field: value})])
+        assert len(storage) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("experience_id", 2**63),
+        ("source", 5),
+        ("key", None),
+        ("comment", b"c"),
+        ("demonstration", msgspec.Raw(b"{")),
+        ("demonstration", object()),
+    ],
+)
+def test_feedback_that_cannot_be_kept_is_refused_by_the_name_of_its_field(field: str, value: Any, path: Path) -> None:
+    with SqliteStorage(path, redact=None) as storage:
+        with pytest.raises(InvalidExperienceError, match=f"^{field} is "):
+            storage.feedback(Feedback(**{"experience_id": 1, "reward": 1.0, field: value}))
+        assert storage.stats().feedback == 0
 
 
 def test_importing_twice_adds_nothing_whatever_the_name_and_packing(tmp_path: Path) -> None:

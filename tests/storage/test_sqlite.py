@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -19,6 +20,7 @@ from relive.storage import (
     NotAStoreError,
     ReadOnlyStoreError,
     SqliteStorage,
+    StorageError,
     StorageFullError,
     StoragePathError,
     checkpoint,
@@ -60,6 +62,24 @@ def test_the_settings_are_those_that_were_decided(path: Path) -> None:
         assert settings(store) == decided
     with SqliteStorage(path, durability="power") as store:
         assert settings(store) == decided | {"synchronous": 2}
+
+
+def test_a_durability_that_does_not_exist_is_refused_before_a_file_is_made(path: Path) -> None:
+    with pytest.raises(StorageError, match="durability is 'paranoid'; it must be one of process, power"):
+        SqliteStorage(path, durability="paranoid")  # type: ignore[arg-type]
+    assert files_of(path) == set()
+
+
+def test_a_time_that_nobody_can_have_written_is_damage(path: Path, store: SqliteStorage) -> None:
+    store.append([message("a")])
+    store.close()
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("UPDATE experience SET created_at = ?", (2**62,))
+    with SqliteStorage(path) as damaged:
+        [stored] = damaged.query()
+        for look in (lambda: stored.created_at, stored.outline, lambda: stored.transition):
+            with pytest.raises(DamagedStoreError, match=r"(of e|E)xperience 1 cannot be read"):
+                look()
 
 
 def test_closing_leaves_one_file_and_may_be_repeated(path: Path, store: SqliteStorage) -> None:

@@ -35,6 +35,7 @@ import numpy.typing as npt
 from relive.buffer._core import Index, push_object, take
 from relive.buffer.errors import BufferSettingError, BufferStateError
 from relive.buffer.sizes import estimated_bytes
+from relive.buffer.state_file import transition_fields
 from relive.experience import Transition
 
 Ids = npt.NDArray[np.int64]
@@ -214,11 +215,15 @@ class ObjectRows:
         return sys.getsizeof(items) + round(sum(map(estimated_bytes, sample)) / len(sample) * len(items))
 
     def state_dict(self, ids: Ids, slots: Ids) -> dict[str, Any]:
-        """Transitions as JSON values; other objects as they are (which not every file format can hold)."""
+        """Transitions as JSON values; other objects as they are (which not every file format can hold).
+
+        Raises:
+            BufferStateError: a transition has a value that could not be loaded.
+        """
         items = [self._items[slot] for slot in slots.tolist()]
         transitions = [position for position, item in enumerate(items) if isinstance(item, Transition)]
         for position in transitions:
-            items[position] = items[position].to_dict()
+            items[position] = transition_fields(items[position], f"['rows']['experiences'][{position}]")
         return {"experiences": items, "transitions": np.array(transitions, dtype=np.int64)}
 
     def load_state_dict(self, state: dict[str, Any], ids: Ids, slots: Ids) -> None:

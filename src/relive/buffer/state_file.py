@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer.errors import BufferStateError
+from relive.errors import InvalidExperienceError
 from relive.experience import Transition
 
 _MAGIC = b"RELIVEB1"
 _ALIGN = 64
 _INTEGERS = range(-(2**63), 2**63)
+_MOST_NESTED = 220  # levels; reading takes more of the stack than writing, and what is written must be readable
 
 # Codes of what MessagePack has no type for.
 _ARRAY, _SCALAR, _TUPLE, _INTEGER, _MAP, _TRANSITION, _TEXT = range(1, 8)
@@ -39,7 +41,10 @@ def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
         OSError: the file cannot be written.
     """
     packer = _Packer()
-    header = msgspec.msgpack.encode(packer.pack(state, ""))
+    try:
+        header = msgspec.msgpack.encode(packer.pack(state, ""))
+    except RecursionError as error:
+        raise BufferStateError("An experience is nested too deeply to be kept in a file.") from error
     target = Path(path)
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
@@ -84,6 +89,22 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     return state
 
 
+def transition_fields(transition: Transition, place: str) -> dict[str, Any]:
+    """The fields of a transition as JSON values that make it again; `place` says where it is, for errors.
+
+    Raises:
+        BufferStateError: a field has a value that no transition may have.
+    """
+    try:
+        fields = transition.to_dict()
+        Transition.from_dict(fields)
+    except RecursionError as error:
+        raise BufferStateError(f"state{place} is nested too deeply to be kept.") from error
+    except (InvalidExperienceError, NotImplementedError) as error:
+        raise BufferStateError(f"state{place} cannot be kept: {error}") from error
+    return fields
+
+
 def _parts(header: bytes, arrays: list[npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
     """The file's content up to the checksum."""
     yield _MAGIC + len(header).to_bytes(8, "little") + header
@@ -102,25 +123,27 @@ class _Packer:
         self.arrays: list[npt.NDArray[Any]] = []
         self._offset = 0
 
-    def pack(self, value: Any, place: str) -> Any:
-        """The value in MessagePack's types; `place` says where it is, for errors."""
+    def pack(self, value: Any, place: str, level: int = 0) -> Any:
+        """The value in MessagePack's types; `place` says where it is, for errors, `level` how deep."""
+        if level > _MOST_NESTED:
+            raise RecursionError
         kind = type(value)
         if value is None or kind in (bool, float, bytes):
             return value
         if kind is str:
             return value if _is_unicode(value) else _extension(_TEXT, value.encode("utf-8", "surrogatepass"))
         if kind is int:
-            return value if value in _INTEGERS else _extension(_INTEGER, str(value))
+            return value if value in _INTEGERS else _extension(_INTEGER, hex(value))
         if kind is dict:
-            pairs = [(key, self.pack(item, f"{place}[{key!r}]")) for key, item in value.items()]
+            pairs = [(key, self.pack(item, f"{place}[{key!r}]", level + 1)) for key, item in value.items()]
             if all(type(key) is str and _is_unicode(key) for key in value):
                 return dict(pairs)
-            return _extension(_MAP, [[self.pack(key, place), item] for key, item in pairs])
+            return _extension(_MAP, [[self.pack(key, place, level + 1), item] for key, item in pairs])
         if kind in (list, tuple):
-            items = [self.pack(item, f"{place}[{position}]") for position, item in enumerate(value)]
+            items = [self.pack(item, f"{place}[{position}]", level + 1) for position, item in enumerate(value)]
             return items if kind is list else _extension(_TUPLE, items)
         if kind is Transition:
-            return _extension(_TRANSITION, self.pack(value.to_dict(), place))
+            return _extension(_TRANSITION, self.pack(transition_fields(value, place), place, level))
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject and value.dtype.names is None:
             return _extension(_ARRAY if isinstance(value, np.ndarray) else _SCALAR, self._array(np.asarray(value)))
         raise BufferStateError(
@@ -159,7 +182,7 @@ class _Unpacker:
         if code == _TUPLE:
             return tuple(value)
         if code == _INTEGER:
-            return int(value)
+            return int(value, 0)
         if code == _MAP:
             return {key: item for key, item in value}  # noqa: C416  (a list of lists)
         if code == _TRANSITION:

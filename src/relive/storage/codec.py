@@ -4,7 +4,7 @@ How values survive, exactly:
 
 - Whole numbers of any size keep every digit. Floating-point numbers come back as the same double; text such as
   ``1.10`` keeps its digits only inside a string (as a tool call's arguments are) or as `msgspec.Raw`, whose JSON text
-  is stored byte for byte and exported so.
+  is checked, stored byte for byte and exported so.
 - NaN and infinity have no JSON form and become ``null``.
 - Text is kept code point by code point, NUL included. The two halves of a surrogate pair become the one character they
   mean; a lone half, which no UTF-8 can hold, becomes U+FFFD, here as in export and on pages.
@@ -12,6 +12,7 @@ How values survive, exactly:
 """
 
 import json
+import re
 import threading
 import zlib
 from decimal import Decimal
@@ -34,6 +35,10 @@ ZSTD = 1
 LEVEL = 3
 _SMALLEST_COMPRESSED = 64  # bytes; below, the frame's header outweighs what it saves
 _FEW, _MANY = 4, 128  # texts: below the first one by one, from the second in two threads
+MOST_NESTED = 200
+"""Levels of lists and objects in one stored value: what is written can be read on any stack, by any program."""
+
+_TOO_DEEP = "{} is nested too deeply to be stored as JSON."
 _MOST_DIGITS = 4300  # Python refuses longer ones in int(): converting them is quadratic
 
 _HAS_LOGPROBS, _HAS_VERSIONS = 1, 2
@@ -62,22 +67,79 @@ def clean_text(text: str) -> str:
     return text
 
 
-def encode_json(value: Any) -> bytes:
+def encode_json(value: Any, what: str = "The experience") -> bytes:
     """JSON text of any JSON value, in UTF-8.
+
+    Args:
+        value: The value.
+        what: What it is, for error messages.
 
     Raises:
         InvalidExperienceError: an object in it has no JSON form, or it is nested too deeply.
     """
     try:
-        return _ENCODER.encode(value)
-    except UnicodeEncodeError:
-        return _ENCODER.encode(_clean(value))
-    except (ValueError, OverflowError):  # an integer of more digits than Python prints
-        return _ENCODER.encode(_clean(value))
+        try:
+            return _ENCODER.encode(value)
+        except (UnicodeEncodeError, ValueError, OverflowError):  # half a pair; more digits than Python prints
+            return _ENCODER.encode(_clean(value))
     except RecursionError as error:
-        raise InvalidExperienceError("The experience is nested too deeply to be stored as JSON.") from error
+        raise InvalidExperienceError(_TOO_DEEP.format(what)) from error
     except (TypeError, NotImplementedError) as error:
-        raise InvalidExperienceError(f"The experience is not made of JSON values: {error}") from error
+        raise InvalidExperienceError(f"{what} is not made of JSON values: {error}") from error
+
+
+def encode_payload(value: Any, what: str) -> bytes:
+    """JSON text that is stored to be read again by anybody: what was handed over as text is checked, too.
+
+    Args:
+        value: Any JSON value.
+        what: What it is, for error messages.
+
+    Raises:
+        InvalidExperienceError: it has no JSON form, holds text that is no JSON, or is nested more than `MOST_NESTED`
+            levels deep.
+    """
+    return checked_json(encode_json(value, what), what)
+
+
+def checked_json(text: bytes, what: str) -> bytes:
+    """JSON text, with lone halves of surrogate pairs replaced.
+
+    Raises:
+        InvalidExperienceError: it is no JSON in UTF-8, or nested more than `MOST_NESTED` levels deep.
+    """
+    try:
+        try:
+            _SKIMMER.decode(text)
+        except msgspec.DecodeError:
+            text = whole_escapes(text)
+            _SKIMMER.decode(text)
+        if not text.isascii():
+            text.decode()  # the skimmer takes any bytes
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidExperienceError(f"{what} is no JSON text: {error}") from error
+    except RecursionError as error:
+        raise InvalidExperienceError(_TOO_DEEP.format(what)) from error
+    if text.count(b"[") + text.count(b"{") > MOST_NESTED and _is_deep(text):
+        raise InvalidExperienceError(_TOO_DEEP.format(what))
+    return text
+
+
+def whole_escapes(text: bytes) -> bytes:
+    """JSON text in which each escape of half a surrogate pair that stands alone is that of U+FFFD."""
+    if _HALF_ESCAPE.search(text) is None:
+        return text
+    return _ESCAPE.sub(lambda match: rb"\ufffd" if len(match[0]) == _HALF else match[0], text)
+
+
+def _is_deep(text: bytes) -> bool:
+    """Whether valid JSON text is nested more than `MOST_NESTED` levels deep."""
+    brackets = _STRING.sub(b"", text).translate(_ROUND, _NO_BRACKETS)
+    for _ in range(MOST_NESTED):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"()", b"")  # takes away at least the innermost level
+    return bool(brackets)
 
 
 def decode_json(text: bytes) -> Any:
@@ -221,3 +283,16 @@ def _parse_int(digits: str) -> int:
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_json_form)
 _DECODER = msgspec.json.Decoder()
+_SKIMMER = msgspec.json.Decoder(msgspec.Raw)  # looks at the grammar alone, two microseconds for 4 KB
+
+_HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole pair
+    rb"|u[dD][89a-fA-F][0-9a-fA-F]{2}"  # half of one
+    rb"|.)",
+    re.DOTALL,
+)
+_HALF = len(rb"\ud83d")
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_ROUND = bytes.maketrans(b"[{]}", b"(())")
+_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[{]}")

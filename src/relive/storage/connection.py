@@ -123,7 +123,13 @@ def connect(
     busy_timeout: float = BUSY_TIMEOUT,
     vfs: str | None = None,
 ) -> apsw.Connection:
-    """A connection with the store's settings; the file was checked by `check_path`."""
+    """A connection with the store's settings; the file was checked by `check_path`.
+
+    Raises:
+        StorageError: there is no such durability.
+    """
+    if durability not in _SYNCHRONOUS:
+        raise StorageError(f"durability is {durability!r}; it must be one of {', '.join(_SYNCHRONOUS)}.")
     name, flags = str(path), apsw.SQLITE_OPEN_READWRITE
     if not readonly:
         flags |= apsw.SQLITE_OPEN_CREATE

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.experience import Feedback
-from relive.storage.codec import clean_text, encode_json
+from relive.storage import checks
+from relive.storage.codec import decode_json, encode_payload
 from relive.storage.connection import fetch
 from relive.storage.damage import damage_to
 from relive.storage.record import OUTCOME_NUMBERS
@@ -40,15 +41,20 @@ _COLUMNS = "f.source, f.key, f.reward, f.comment, f.demonstration"
 
 
 def columns(feedback: Feedback) -> tuple[Any, ...]:
-    """What is written of a feedback, all but its time."""
+    """What is written of a feedback, all but its time.
+
+    Raises:
+        InvalidExperienceError: a field has a value that the store cannot hold; the message names it.
+    """
+    f = feedback
     return (
-        feedback.experience_id,
-        None if feedback.episode_id is None else clean_text(feedback.episode_id),
-        clean_text(feedback.source),
-        clean_text(feedback.key),
-        None if feedback.reward is None else float(feedback.reward),
-        None if feedback.comment is None else clean_text(feedback.comment),
-        None if feedback.demonstration is None else encode_json(feedback.demonstration),
+        None if f.experience_id is None else checks.integer(f.experience_id, "experience_id"),
+        None if f.episode_id is None else checks.text(f.episode_id, "episode_id"),
+        checks.text(f.source, "source"),
+        checks.text(f.key, "key"),
+        None if f.reward is None else checks.number(f.reward, "reward"),
+        None if f.comment is None else checks.text(f.comment, "comment"),
+        None if f.demonstration is None else encode_payload(f.demonstration, "demonstration"),
     )
 
 
@@ -178,7 +184,7 @@ def of_experience(connection: apsw.Connection, number: int) -> list[Feedback]:
                 key=key,
                 reward=reward,
                 comment=comment,
-                demonstration=None if demonstration is None else msgspec.json.decode(demonstration),
+                demonstration=None if demonstration is None else decode_json(demonstration),
             )
             for source, key, reward, comment, demonstration, experience_id, episode_id in rows
         ]

@@ -8,10 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 
 from relive.errors import InvalidExperienceError
 from relive.experience import Outcome, TokenTrace, Transition, Usage
-from relive.storage.codec import TraceRow, clean_text, encode_json, encode_trace
+from relive.storage import checks
+from relive.storage.checks import LEAST
+from relive.storage.codec import TraceRow, clean_text, encode_json, encode_payload, encode_trace
 from relive.storage.redaction import Redactor
 from relive.storage.text import index_text
 
@@ -34,8 +37,9 @@ NEVER_LEARNT = "relive:cached"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_FIRST, _LAST = ((time.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND for time in (datetime.min, datetime.max))
 _TERMINATED, _TRUNCATED, _HAS_USAGE, HAS_TOKENS, HAS_NEXT_STATE, HAS_LATE_NEXT_STATE = 1, 2, 4, 8, 16, 32
-_INTEGERS = ("step", "parent", "policy_version", "cost")
+_INTEGERS = (("step", 0), ("parent", LEAST), ("policy_version", LEAST), ("cost", 0))  # with the least that each may be
 
 
 class Row(NamedTuple):
@@ -69,12 +73,15 @@ def microseconds(time: datetime) -> int:
     """Microseconds since 1970 UTC.
 
     Raises:
-        InvalidExperienceError: the time does not say its zone.
+        InvalidExperienceError: the time does not say its zone, or is before year 1 or after year 9999 in UTC.
     """
     try:
-        return (time - _EPOCH) // _MICROSECOND
+        count = (time - _EPOCH) // _MICROSECOND
     except TypeError as error:
         raise InvalidExperienceError(f"created_at is {time!r}; it must be a datetime with a time zone.") from error
+    if not _FIRST <= count <= _LAST:
+        raise InvalidExperienceError(f"created_at is {time}; in UTC it must be from year 1 to year 9999.")
+    return count
 
 
 def moment(count: int) -> datetime:
@@ -96,25 +103,17 @@ def encode(
         InvalidExperienceError: a field has a value that the store cannot hold; the message names it.
     """
     t = transition
-    payload: dict[str, Any] = {"state": t.state, "action": t.action}
-    if t.next_state is not None:
-        payload["next_state"] = t.next_state
-    if t.info is not None:
-        payload["info"] = t.info
-    text = encode_json(payload)
+    _check(t)
+    text = _payload(t)
     if redact is not None:
         t, text, _ = redact.stored(t, text)
     usage = t.usage
-    outcome = OUTCOME_NUMBERS.get(t.outcome)
-    if outcome is None:
-        raise InvalidExperienceError(f"outcome is {t.outcome!r}; it must be success, failure or unknown.")
-    reward = None if t.reward is None else _number(t.reward, "reward")
-    for name in _INTEGERS:
-        _check_integer(getattr(t, name), name)
-    tags = tuple(_text(tag, "tags") for tag in t.tags)
+    outcome = OUTCOME_NUMBERS[t.outcome]
+    reward = None if t.reward is None else checks.number(t.reward, "reward")
+    tags = tuple(checks.text(tag, "tags") for tag in t.tags)
     columns = (
-        _text(t.agent, "agent"),
-        _text(t.episode_id, "episode_id"),
+        checks.text(t.agent, "agent"),
+        checks.text(t.episode_id, "episode_id"),
         t.step,
         outcome,
         reward,
@@ -127,13 +126,13 @@ def encode(
         outcome,
         reward,
         t.parent,
-        None if t.group_id is None else _text(t.group_id, "group_id"),
+        None if t.group_id is None else checks.text(t.group_id, "group_id"),
         encode_json(tags).decode() if tags else None,
-        None if t.policy is None else _text(t.policy, "policy"),
+        None if t.policy is None else checks.text(t.policy, "policy"),
         t.policy_version,
         t.cost,
-        None if t.latency_ms is None else _number(t.latency_ms, "latency_ms"),
-        None if t.error is None else _text(t.error, "error"),
+        None if t.latency_ms is None else checks.number(t.latency_ms, "latency_ms", 0.0),
+        None if t.error is None else checks.text(t.error, "error"),
         *_usage_columns(usage),
     )
     trace = None if t.tokens is None else encode_trace(t.tokens)
@@ -183,7 +182,8 @@ def _usage_columns(usage: Usage | None) -> tuple[int | None, ...]:
         usage.reasoning_tokens,
     )
     for count in counts:
-        _check_integer(count, "usage")
+        if count is not None:
+            checks.integer(count, "usage", 0)
     return counts
 
 
@@ -208,20 +208,46 @@ def _readable(transition: Transition) -> Transition:
     return msgspec.structs.replace(transition, state=state)
 
 
-def _text(value: object, field: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidExperienceError(f"{field} is {value!r}; it must be text.")
-    return clean_text(value)
+def _payload(t: Transition) -> bytes:
+    """JSON text of what a transition holds as JSON; what is not known of the last two is left out."""
+    parts = [b'{"state":', encode_payload(t.state, "state"), b',"action":', encode_payload(t.action, "action")]
+    if t.next_state is not None:
+        parts += b',"next_state":', encode_payload(t.next_state, "next_state")
+    if t.info is not None:
+        parts += b',"info":', encode_payload(t.info, "info")
+    return b"".join((*parts, b"}"))
 
 
-def _number(value: object, field: str) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidExperienceError(f"{field} is {value!r}; it must be a number.") from error
+def _check(t: Transition) -> None:
+    """The same bounds as `Transition.from_dict`, for a record made without it; what it leaves, encoding checks.
+
+    What is stored can then always be exported and imported again, and nothing is silently taken for something else.
+    """
+    if not isinstance(t.outcome, str) or t.outcome not in OUTCOME_NUMBERS:
+        raise InvalidExperienceError(f"outcome is {checks.shown(t.outcome)}; it must be success, failure or unknown.")
+    for field, least in _INTEGERS:
+        value = getattr(t, field)
+        if value is not None or field == "step":
+            checks.integer(value, field, least)
+    for field in ("terminated", "truncated"):
+        flag = getattr(t, field)
+        if not isinstance(flag, bool | np.bool_):
+            raise InvalidExperienceError(f"{field} is {checks.shown(flag)}; it must be True or False.")
+    if not isinstance(t.tags, tuple | list | set | frozenset):
+        raise InvalidExperienceError(f"tags is {checks.shown(t.tags)}; it must be a tuple of texts.")
+    if t.usage is not None and not isinstance(t.usage, Usage):
+        raise InvalidExperienceError(f"usage is {checks.shown(t.usage)}; it must be a Usage or None.")
+    if t.tokens is not None:
+        _check_trace(t.tokens)
 
 
-def _check_integer(value: object, field: str) -> None:
-    if value is None or (type(value) is int and -(2**63) <= value < 2**63):
-        return
-    raise InvalidExperienceError(f"{field} is {value!r}; it must be an integer of at most 64 bits.")
+def _check_trace(trace: object) -> None:
+    """Its arrays were checked when it was made."""
+    if not isinstance(trace, TokenTrace):
+        raise InvalidExperienceError(f"tokens is {checks.shown(trace)}; it must be a TokenTrace or None.")
+    for field in ("temperature", "top_p"):
+        value = getattr(trace, field)
+        if value is not None:
+            checks.number(value, f"tokens.{field}")
+    if trace.tokenizer is not None:
+        checks.text(trace.tokenizer, "tokens.tokenizer")

@@ -22,7 +22,7 @@ from relive.experience import Feedback, Transition
 from relive.storage import dictionaries, record, sampling, schema
 from relive.storage import feedback as feedback_rule
 from relive.storage.checkpoint import Checkpointer
-from relive.storage.codec import Compressor, clean_text, encode_json
+from relive.storage.codec import Compressor, clean_text, encode_payload
 from relive.storage.connection import (
     BUSY_TIMEOUT,
     Durability,
@@ -250,7 +250,7 @@ class SqliteStorage(StoreReads, Forkable):
         Returns:
             False: the experience is gone, or has a next state already; or content is not kept.
         """
-        text = encode_json(next_state)
+        text = encode_payload(next_state, "next_state")
         if self._redact is not None:
             if not self._redact.content:
                 return False

@@ -67,7 +67,12 @@ class Stored:
 
     def outline(self) -> Transition:
         """The record without its payload (state, action, next_state and info are ``None``); nothing is parsed."""
-        return record.decode(self._row, {}, self._tokens())
+        try:
+            return record.decode(self._row, {}, self._tokens())
+        except ReliveError:
+            raise
+        except UNREADABLE as error:
+            raise damaged(f"Experience {self.id}") from error
 
     def json(self) -> bytes:
         """JSON text of the payload, byte for byte: ``state``, ``action``, and if there are ``next_state``, ``info``."""
@@ -126,7 +131,10 @@ class Stored:
     @property
     def created_at(self) -> datetime:
         """When it happened, UTC."""
-        return record.moment(self._row[5])
+        try:
+            return record.moment(self._row[5])
+        except UNREADABLE as error:
+            raise damaged(f"The time of experience {self.id}") from error
 
     def _tokens(self) -> TokenTrace | None:
         return None if self._trace is None else codec.decode_trace(self._trace)

@@ -40,6 +40,7 @@ _LONG_WORD = 9  # letters; from here on a word may be a compound of two others
 _SHORTEST_PART = 4
 _PREFIX_FROM = 5  # letters; "with" must not find "withdrawal", "karte" may find "kartenverlust"
 _LONGEST_TOKEN = 64
+_LONGEST_INTEGER = 1024  # bits; nobody looks for a longer one, and Python may refuse to print it
 
 # Marks that only decorate a letter. Indic vowel signs and the Japanese voicing marks change it and stay.
 _MARKS = re.compile(
@@ -220,7 +221,7 @@ def _content(content: Any) -> str:
 
 def _collect(value: Any, words: list[str], budget: int) -> int:
     """Adds the words of a JSON value to `words`; returns how many characters of the budget are left."""
-    if budget <= 0 or value is None:
+    if budget <= 0 or value is None or (isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER):
         return budget
     if isinstance(value, str | bool | int | float):
         words.append(str(value)[:budget])

@@ -8,7 +8,6 @@ In msgpack two things are extensions:
 In JSON an array is a list, and a JSON text the value that it is.
 """
 
-import json
 from typing import Any, Final, Literal
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 
 from relive.errors import InvalidExperienceError
 from relive.experience import Transition
-from relive.storage.codec import decode_json, encode_json
+from relive.storage.codec import checked_json, decode_json, encode_json
 
 Form = Literal["application/msgpack", "application/json"]
 MSGPACK: Final = "application/msgpack"
@@ -108,15 +107,8 @@ def _extension(code: int, data: memoryview) -> Any:
 
 def _checked_json(text: bytes) -> msgspec.Raw:
     """JSON text from outside, on one line."""
-    try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:  # what only a lenient reader takes: 1e400, a lone surrogate's escape
-        json.loads(text, parse_int=str, parse_constant=_no_number)
-    return msgspec.Raw(msgspec.json.format(text, indent=-1) if b"\n" in text else text)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    checked = checked_json(text, "A JSON text")
+    return msgspec.Raw(msgspec.json.format(checked, indent=-1) if b"\n" in checked else checked)
 
 
 _PACK = msgspec.msgpack.Encoder(enc_hook=_array)

@@ -53,7 +53,7 @@ def detect(source: Source) -> Format | None:
     chunk = None
     for chunk in itertools.islice(source.chunks(), _LOOKED_AT):
         try:
-            value = jsontext.read(chunk.data or b"").value
+            value = jsontext.read(chunk.data or b"", relive.PAYLOAD).value
         except BadRecordError:
             continue
         if isinstance(value, dict):

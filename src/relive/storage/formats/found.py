@@ -88,20 +88,21 @@ def part_of(record: bytes, number: int, what: bytes = b"step") -> bytes:
 Convert = Callable[[int, Json], Iterable[Item]]
 
 
-def each(source: Source, convert: Convert) -> Iterator[Item]:
+def each(source: Source, convert: Convert, unread: frozenset[str] = frozenset()) -> Iterator[Item]:
     """Reads every record and converts it; what is wrong with one becomes a `Problem`, and the next is read.
 
     Args:
         source: The file.
         convert: Turns the record that begins on a line into experiences; raises `BadRecordError` or
             `InvalidExperienceError` before it gives back the first.
+        unread: Fields of a record that are kept as text; see `jsontext.read`.
     """
     for chunk in source.chunks():
         if chunk.data is None:
             yield Problem(chunk.line, chunk.problem)
             continue
         try:
-            record = jsontext.read(chunk.data)
+            record = jsontext.read(chunk.data, unread)
             if not isinstance(record.value, dict):
                 raise BadRecordError("it is no JSON object")
             yield from convert(chunk.line, record)

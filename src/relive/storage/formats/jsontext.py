@@ -13,22 +13,21 @@ import math
 import re
 from typing import Any, NamedTuple
 
+import msgspec
+
+from relive.storage.codec import whole_escapes
 from relive.storage.errors import StorageError
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole pair
-    rb"|u[dD][89a-fA-F][0-9a-fA-F]{2}"  # half of one
-    rb"|.)",
-    re.DOTALL,
-)
-_HALF = len(rb"\ud83d")
 _LINE_BREAK = re.compile(rb"[ \t]*[\r\n][ \t\r\n]*")
 _WORDS = {"NaN": "null", "Infinity": "null", "-Infinity": "null"}
 
 
 class BadRecordError(StorageError, ValueError):
     """One record of a file cannot be taken; the message says why, and the rest of the file can."""
+
+
+class RepeatedKeyError(BadRecordError):
+    """A key occurs twice in one object."""
 
 
 class Json(NamedTuple):
@@ -43,8 +42,13 @@ class Json(NamedTuple):
     value: Any
 
 
-def read(data: bytes) -> Json:
+def read(data: bytes, unread: frozenset[str] = frozenset()) -> Json:
     """The one JSON value in `data`.
+
+    Args:
+        data: Its bytes.
+        unread: Fields of the record that are kept as text. What they hold may repeat keys; they are None in the value
+            if it does.
 
     Raises:
         BadRecordError: it is not valid; the message says where and why.
@@ -52,14 +56,16 @@ def read(data: bytes) -> Json:
     text = data.strip(b" \t\r\n")
     if b"\n" in text or b"\r" in text:
         text = _LINE_BREAK.sub(b" ", text)  # inside strings JSON has no raw line break
-    if _SURROGATE.search(text):
-        text = _ESCAPE.sub(lambda match: rb"\ufffd" if len(match[0]) == _HALF else match[0], text)
+    text = whole_escapes(text)
     try:
         characters = text.decode()
     except UnicodeDecodeError as error:
         raise BadRecordError(f"it is not valid UTF-8 at byte {error.start + 1}") from error
     try:
-        return Json(text, _decode(characters))
+        try:
+            return Json(text, _decode(characters))
+        except RepeatedKeyError:
+            return Json(text, _without(unread, text, characters))
     except json.JSONDecodeError as error:
         raise BadRecordError(_reason(characters, error)) from error
     except RecursionError as error:
@@ -73,6 +79,19 @@ def _decode(characters: str) -> Any:
         raise
     except ValueError:  # an integer of more digits than Python converts
         return _LENIENT.decode(characters)
+
+
+def _without(unread: frozenset[str], text: bytes, characters: str) -> Any:
+    """The value with None in fields that are not read.
+
+    Raises:
+        RepeatedKeyError: a key occurs twice somewhere else.
+    """
+    if not unread or not characters.startswith("{"):
+        return _decode(characters)
+    _unique(_PAIRS.decode(characters))
+    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    return {name: None if name in unread else _decode(bytes(raw).decode()) for name, raw in fields.items()}
 
 
 def _reason(characters: str, error: json.JSONDecodeError) -> str:
@@ -90,7 +109,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise BadRecordError(f"the key {json.dumps(key, ensure_ascii=False)} occurs twice in one object")
+                raise RepeatedKeyError(f"the key {json.dumps(key, ensure_ascii=False)} occurs twice in one object")
             seen.add(key)
     return result
 
@@ -107,4 +126,5 @@ def _long_integer(digits: str) -> int | float:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_PAIRS = json.JSONDecoder(object_pairs_hook=list, parse_int=str)
 _LENIENT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_long_integer)

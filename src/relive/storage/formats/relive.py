@@ -27,7 +27,9 @@ class _Payload(msgspec.Struct):
     info: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_PAYLOAD = _Payload.__struct_fields__
+PAYLOAD = frozenset(_Payload.__struct_fields__)
+"""Fields that are stored as the text they are, whatever it says."""
+
 _SETTLED = ("reward", "outcome")  # what feedback decides
 
 
@@ -59,7 +61,7 @@ def read(source: Source) -> Iterator[Item]:
         feedback = _feedback(fields)
         fields.pop("id", None)
         foreign_parent = fields.pop("parent", None) is not None and parent is None
-        for name in _PAYLOAD:
+        for name in PAYLOAD:
             fields.pop(name, None)
         record_id = uid or identity(record.text)
         if "episode_id" not in fields:  # by itself an episode of its own, and the same one in every import
@@ -83,7 +85,7 @@ def read(source: Source) -> Iterator[Item]:
             feedback=feedback,
         )
 
-    return each(source, convert)
+    return each(source, convert, PAYLOAD)
 
 
 def _feedback(fields: dict[str, Any]) -> tuple[Feedback, ...]:
