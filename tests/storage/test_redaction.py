@@ -275,6 +275,36 @@ def test_without_content_only_what_is_measured_remains() -> None:
     assert (feedback.reward, feedback.comment, feedback.demonstration) == (1.0, NOT_KEPT, None)
 
 
+def test_without_content_only_measures_and_short_words_of_info_remain() -> None:
+    info = {
+        "prompt": "who am I",
+        "finish_reason": "stop",
+        "status": "a whole sentence of the answer",
+        "http_status": 200,
+        "attempts": [{"model": "small-1", "latency_ms": 1.5, "message": "you wrote this", "you wrote": 1}],
+        "injected": {"episode": "e1", "book": [True, 0.5], "lessons": [[3, "words of it", 2]]},
+        "response_id": {"deep": [[[[[[[[1]]]]]]]]},
+        "tags": ["x"],
+    }
+    kept, counts = Redactor(content=False).transition(Transition(state="s", action="a", info=info))
+    assert counts == {}
+    assert kept.info == {
+        "finish_reason": "stop",
+        "http_status": 200,
+        "attempts": [{"model": "small-1", "latency_ms": 1.5}],
+        "injected": {"episode": "e1", "book": [True, 0.5], "lessons": [[3, None, 2]]},
+        "response_id": {"deep": [[[[[[[None]]]]]]]},
+    }
+    for text in ("words", {"prompt": "x"}, None):
+        assert Redactor(content=False).transition(Transition(state="s", action="a", info=text))[0].info is None
+
+
+def test_without_content_only_tags_of_one_short_word_remain() -> None:
+    tags = ("relive:cached", "team/blue", "the customer is angry", "x" * 65, "Müller")
+    kept, _ = Redactor(content=False).transition(Transition(state="s", action="a", tags=tags))
+    assert kept.tags == ("relive:cached", "team/blue")
+
+
 def test_nothing_is_taken_out_when_everything_is_switched_off() -> None:
     assert Redactor(secrets=False).value({"password": "hunter2", "k": KEY}) == ({"password": "hunter2", "k": KEY}, {})
 

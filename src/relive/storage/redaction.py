@@ -20,6 +20,7 @@ from relive.errors import ReliveError
 from relive.experience import Feedback, Transition
 from relive.storage import _secrets, secrets
 from relive.storage.codec import decode_json, encode_json
+from relive.storage.measures import is_short_word, measures
 from relive.storage.secrets import Name, Span
 
 Personal = Literal["email", "card", "phone"]
@@ -48,8 +49,9 @@ class Redactor:
         hash_key: A key for short hashes: with it every mark carries eight hexadecimal digits, the same for the same
             secret or person, which nobody without the key can check a guess against. ``None``: keys and tokens carry
             their last four characters, all else carries nothing.
-        content: Keep states, actions, comments, demonstrations and tokens at all. If not, only what is measured remains
-            (rewards, costs, times, names), and of an error only what stands before the first colon.
+        content: Keep states, actions, comments, demonstrations and tokens at all. If not, only what is measured
+            remains: rewards, costs, times and names; tags that are one short word; of an error what stands before the
+            first colon; of ``info`` what `relive.storage.measures` lets through.
 
     Raises:
         InvalidRedactionError: a sort of personal data, a pattern or the key is not valid.
@@ -113,6 +115,8 @@ class Redactor:
             values: dict[str, Any] = decode_json(payload)
             if not self.content:
                 values |= dict.fromkeys(_CONTENT & values.keys())
+                if "info" in values:
+                    values["info"] = measures(values["info"])
             values = self._walk(values, counts)
             if counts or not self.content:
                 payload = encode_json(values)
@@ -124,7 +128,11 @@ class Redactor:
         """Which of the texts beside the payload change, and to what."""
         t = transition
         changes: dict[str, Any] = {
-            "tags": tuple(self._text(tag, counts) if isinstance(tag, str) else tag for tag in t.tags)
+            "tags": tuple(
+                self._text(tag, counts) if isinstance(tag, str) else tag
+                for tag in t.tags
+                if self.content or is_short_word(str(tag))
+            )
         }
         for field in ("agent", "episode_id", "group_id", "policy"):
             if isinstance(getattr(t, field), str):
