@@ -8,6 +8,7 @@ import pytest
 import relive
 from relive import Memory, Transition
 from relive.playbook.book import Playbook
+from relive.playbook.injection import Injection
 from relive.playbook.lesson import (
     Add,
     Approve,
@@ -288,6 +289,35 @@ def test_forgetting_an_experience_takes_its_lessons_out_of_the_file(tmp_path: Pa
     for word in (b"zweistein", b"zebra", b"quokka", b"kwok"):
         assert word not in content.lower()
     assert b"parcel" in content
+
+
+@pytest.mark.parametrize(
+    "what", [{"episode": "quaxlington-7"}, {"agent": "flimwell", "episode": "quaxlington-7"}, {"match": "Quaxlington"}]
+)
+def test_forgetting_reaches_what_was_learnt_from_experiences_that_were_evicted_before(
+    tmp_path: Path, what: dict[str, str]
+) -> None:
+    path = tmp_path / "agent.db"
+    asked: list[dict[str, str]] = [{"role": "user", "content": "Where is my parcel?"}]
+    with relive.open(path, capacity=2) as memory:
+        book = Playbook(memory)
+        number = book.add("Name the day", when="a parcel").lesson or 0
+        book.approve(number)
+        plan = Injection(book, held_out=0.0).plan(asked, agent="flimwell", episode="quaxlington-7")
+        source = experience(memory, "flimwell", episode_id="quaxlington-7", info=plan.facts)
+        book.apply([Add(text=text("Weigh the zebra"), sources=(source,))])
+        assert book.follow().exposures == 2
+        for _ in range(2):
+            experience(memory, "other")
+        assert memory.get([source.experience_id or 0]) == [None]
+        memory.forget(**{**what, "agent": "nobody"})
+        assert len(book) == 2, "all that is given must hold"
+        memory.forget(**what)
+        assert [one.id for one in book.lessons()] == [number]
+        assert book.get(number).text.do == "Name the day"
+    content = b"".join(file.read_bytes() for file in tmp_path.iterdir()).lower()
+    assert b"quaxlington" not in content
+    assert b"zebra" not in content
 
 
 def test_two_processes_see_each_others_lessons(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def _delete(transaction: Transaction, names: _Names, asked: Selection, who: str 
     waiting = _waiting(connection, names)
     connection.executemany("DELETE FROM feedback WHERE id = ?", [(number,) for number in waiting])
     transaction.evict(ids)
-    playbook_tables.forget(connection, ids, names.forms)
+    playbook_tables.forget(connection, ids, agents=names.agents, episodes=names.episodes, forms=names.forms)
     feedback = feedback_before - connection.execute("SELECT count(*) FROM feedback").get
     pending = bool(fetch(connection, "SELECT 1 FROM setting WHERE name = ?", (_PENDING,)))
     count = dictionaries.forgotten(connection)

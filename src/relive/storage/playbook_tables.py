@@ -78,13 +78,25 @@ def remove(connection: apsw.Connection, lessons: Sequence[int]) -> None:
         connection.execute("DELETE FROM lesson_text WHERE rowid = ?", (number,))
 
 
-def forget(connection: apsw.Connection, ids: Sequence[int], forms: Sequence[str] | None) -> int:
-    """Takes out the lessons that rest on experiences which are forgotten, or that hold a text; returns how many.
+def forget(
+    connection: apsw.Connection,
+    ids: Sequence[int],
+    *,
+    agents: Sequence[str] | None,
+    episodes: Sequence[str] | None,
+    forms: Sequence[str] | None,
+) -> int:
+    """Takes out the lessons that rest on what is forgotten; returns how many.
+
+    Those are the lessons of the experiences, and also, for these may have been evicted long ago, those for which all
+    that is given holds.
 
     Args:
         connection: The connection for writing, inside the transaction that removes the experiences.
         ids: The experiences.
-        forms: A text in every form in which JSON may hold it, in small letters; ``None``: no text was given.
+        agents: Names of the agent that a lesson is for or comes from.
+        episodes: Names of an episode that it comes from.
+        forms: A text that it holds, in every form in which JSON may hold it, in small letters.
     """
     found: set[int] = set()
     for number in ids:
@@ -95,15 +107,45 @@ def forget(connection: apsw.Connection, ids: Sequence[int], forms: Sequence[str]
         connection.execute("DELETE FROM exposure WHERE experience_id = ?", (number,))
         connection.execute("DELETE FROM distrusted WHERE experience_id = ?", (number,))
         connection.execute("DELETE FROM given WHERE experience_id = ? OR (kind = 1 AND ref = ?)", (number, number))
+    by_name: list[set[int]] = []
+    exposed: list[set[int]] = []
+    if agents is not None:
+        by_name.append(
+            _numbers(connection, "SELECT id FROM lesson WHERE agent = ?", agents)
+            | _numbers(connection, "SELECT lesson_id FROM lesson_source WHERE who = ?", agents)
+        )
+        exposed.append(_numbers(connection, "SELECT id FROM exposure WHERE agent = ?", agents))
+    if episodes is not None:
+        by_name.append(_numbers(connection, "SELECT lesson_id FROM lesson_source WHERE episode_id = ?", episodes))
+        exposed.append(_numbers(connection, "SELECT id FROM exposure WHERE episode = ?", episodes))
     if forms is not None:
-        for number, text in connection.execute(
-            """SELECT lesson_id, text || char(10) || reason FROM lesson_version
-            UNION ALL SELECT lesson_id, ref || char(10) || who FROM lesson_source"""
-        ):
-            if any(form in text.casefold() for form in forms):
-                found.add(number)
+        by_name.append(
+            _holding(
+                connection,
+                """SELECT lesson_id, text || char(10) || reason FROM lesson_version UNION ALL
+                SELECT lesson_id, ref || char(10) || who || char(10) || coalesce(episode_id, '') FROM lesson_source""",
+                forms,
+            )
+        )
+        exposed.append(
+            _holding(
+                connection,
+                "SELECT id, episode || char(10) || tenant || char(10) || agent FROM exposure",
+                forms,
+            )
+        )
+    found |= set.intersection(*by_name)
+    connection.executemany("DELETE FROM exposure WHERE id = ?", [(number,) for number in set.intersection(*exposed)])
     remove(connection, sorted(found))
     return len(found)
+
+
+def _numbers(connection: apsw.Connection, statement: str, names: Sequence[str]) -> set[int]:
+    return {row[0] for name in names for row in connection.execute(statement, (name,))}
+
+
+def _holding(connection: apsw.Connection, statement: str, forms: Sequence[str]) -> set[int]:
+    return {number for number, text in connection.execute(statement) if any(form in text.casefold() for form in forms)}
 
 
 def index_words(connection: apsw.Connection) -> None:
