@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from relive.buffer import Batch, BufferSettingError, BufferStateError, BufferStats, ReplayBuffer, Selector
-from relive.buffer.checks import floats_of, keepable, refusal
+from relive.buffer.checks import floats_of, ids_of, keepable, refusal
 from relive.buffer.priority_rule import PriorityRule
 from relive.buffer.rows import Ids
 from relive.experience import Feedback, Outcome, Transition
+from relive.storage import audit
 from relive.storage import forget as forgetting
 from relive.storage.connection import Durability
 from relive.storage.errors import ClosedStoreError, IndexOwnedError, NotOwnerError
@@ -37,6 +38,7 @@ from relive.storage.redaction import Redactor
 from relive.storage.rows import GoneError
 from relive.storage.sqlite import SqliteStorage
 from relive.storage.stored import Stored
+from relive.storage.transaction import Transaction
 
 if TYPE_CHECKING:
     from relive.client import RemoteMemory
@@ -289,15 +291,33 @@ class Memory(OwnedBuffer):
     ) -> int:
         """Sets priorities and returns once they are kept; see `ReplayBuffer.update_priorities`.
 
+        Each call with priorities is an entry in the audit, which names a few of them; TD errors are measured, and are
+        none. A training loop gives TD errors.
+
         Raises:
             NotOwnerError: this memory does not own the sampling index.
             InvalidPriorityError: a value is bad; no priority was changed.
         """
         self._require_owner()
-        done: Future[int] = self._write(
-            lambda _: ReplayBuffer.update_priorities(self, ids, priorities, td_errors=td_errors)
-        )
+
+        def act(transaction: Transaction) -> int:
+            if priorities is None:
+                return ReplayBuffer.update_priorities(self, ids, td_errors=td_errors)
+            before = self._first_priorities(ids)
+            changed = ReplayBuffer.update_priorities(self, ids, priorities)
+            if changed:
+                after = self._first_priorities(ids)
+                transaction.audit("priority", target=f"{changed} experiences", before=before, after=after)
+            return changed
+
+        done: Future[int] = self._write(act)
         return done.result()
+
+    def _first_priorities(self, ids: npt.ArrayLike) -> dict[str, float]:
+        """The priorities of the first few of some ids, as far as they are stored."""
+        first = ids_of(ids)[: audit.MOST_NAMED]
+        first = first[self._index.find(first) >= 0]
+        return dict(zip(map(str, first.tolist()), self._index.priorities(first).tolist(), strict=True))
 
     def feedback(
         self,

@@ -5,11 +5,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import apsw
+import numpy as np
 import pytest
 
+import relive
 from relive.experience import Feedback, Transition
-from relive.storage import SqliteStorage, audit
+from relive.storage import IndexOwnedError, SqliteStorage, audit
 from relive.storage.connection import connect
+from relive.storage.sampling import IndexChange
 from relive.storage.transaction import Transaction
 
 
@@ -50,16 +53,41 @@ def test_feedback_about_what_is_gone_leaves_no_entry(store: SqliteStorage) -> No
 
 
 def test_a_setting_of_priorities_is_written_down_by_who_runs_the_process(store: SqliteStorage) -> None:
-    import numpy as np
-
-    from relive.storage.sampling import IndexChange
-
     slots = np.array([0, 1], np.int32)
     store.write(lambda t: t.save_index(IndexChange(slots, np.array([1.0, 2.0], np.float32), np.array([7, 8])))).result()
     store.set_priorities([8], [0.5])
     [entry] = store.audit(action="priority")
     assert entry.who == getpass.getuser()
     assert (entry.before, entry.after) == ({"8": 2.0}, {"8": 0.5})
+
+
+def test_priorities_are_set_past_no_owner(path: Path) -> None:
+    with relive.open(path) as owner, SqliteStorage(path) as tool:
+        owner.add_batch([step(), step()])
+        with pytest.raises(IndexOwnedError, match="is held by"):
+            tool.set_priorities([1], [5.0])
+        assert tool.audit() == []
+    with SqliteStorage(path) as tool:
+        assert tool.set_priorities([1, 7], [5.0, 5.0]) == 1
+        assert not tool.owns_index
+    with relive.open(path) as owner:
+        assert owner.priorities([1, 2]).tolist() == [5.0, 1.0]
+
+
+def test_priorities_that_somebody_sets_are_written_down_and_td_errors_are_not(path: Path) -> None:
+    with relive.open(path) as memory:
+        memory.add_batch([step() for number in range(20)])
+        memory.update_priorities(np.arange(1, 21), td_errors=np.ones(20))
+        before = memory.priorities([1, 2]).tolist()
+        assert memory.storage.audit() == []
+        assert memory.update_priorities([1, 2, 999], [3.0, 4.0, 5.0]) == 2
+        memory.update_priorities([999], [5.0])
+        memory.update_priorities(np.arange(1, 21), np.full(20, 2.0))
+        entry, many = memory.storage.audit(action="priority")
+        assert (entry.before, entry.after) == (dict(zip("12", before, strict=True)), {"1": 3.0, "2": 4.0})
+        assert entry.target == "2 experiences"
+        assert many.target == "20 experiences"
+        assert len(many.after) == 8
 
 
 def test_a_changed_rule_for_rewards_is_written_down(store: SqliteStorage) -> None:

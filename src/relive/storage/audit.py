@@ -15,8 +15,11 @@ from typing import Any
 import apsw
 import msgspec
 
-from relive.storage.connection import fetch
+from relive.storage.connection import bounded, fetch
 from relive.storage.record import microseconds, moment
+
+MOST_NAMED = 8
+"""Experiences that an entry about many of them names."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True):

@@ -6,9 +6,9 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from relive.buffer.checks import LARGEST_PRIORITY, is_priority
 from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Transition
-from relive.storage import dictionaries, record, sampling, schema
+from relive.storage import audit, dictionaries, record, sampling, schema
 from relive.storage import feedback as feedback_rule
 from relive.storage.checkpoint import Checkpointer
 from relive.storage.codec import Compressor, clean_text, encode_payload
@@ -296,7 +296,12 @@ class SqliteStorage(StoreReads, Forkable):
 
         Returns:
             How many of the ids were in it.
+
+        Raises:
+            InvalidExperienceError: a priority is bad, or there is not one for each id.
+            IndexOwnedError: somebody else owns the index, and would not see it.
         """
+        self._check_writable()
         wanted, values = int64(ids), np.asarray(priorities, np.float64)
         if len(wanted) != len(values) or not ((values >= 0) & (values <= LARGEST_PRIORITY)).all():
             raise InvalidExperienceError(
@@ -309,18 +314,26 @@ class SqliteStorage(StoreReads, Forkable):
             pairs = [(slots[n], v) for n, v in zip(wanted.tolist(), values.tolist(), strict=True) if n in slots]
             if pairs:
                 places = np.array([slot for slot, _ in pairs], np.int32)
-                named = pairs[:_MOST_AUDITED]
+                named = pairs[: audit.MOST_NAMED]
                 transaction.audit(
                     "priority",
-                    target=f"{len(pairs)} experiences"
-                    + (f", of which {len(named)} are named" if pairs != named else ""),
+                    target=f"{len(pairs)} experiences",
                     before={str(saved.ids[slot]): float(saved.priorities[slot]) for slot, _ in named},
                     after={str(saved.ids[slot]): value for slot, value in named},
                 )
                 transaction.save_index(sampling.IndexChange(places, np.array([v for _, v in pairs], np.float32)))
             return len(pairs)
 
-        return int(self.write(act).result())
+        with nullcontext() if self.owns_index else self._owning():
+            return int(self.write(act).result())
+
+    @contextmanager
+    def _owning(self) -> Iterator[None]:
+        self.claim()
+        try:
+            yield
+        finally:
+            self.release()
 
     def claim(self, *, url: str | None = None) -> None:
         """Becomes the owner of the sampling index, until `release`, `close` or the end of the process.
@@ -471,8 +484,6 @@ class SqliteStorage(StoreReads, Forkable):
         if self.readonly:
             raise ReadOnlyStoreError(f"{self.path} was opened with readonly=True; open it again without, to write.")
 
-
-_MOST_AUDITED = 100  # experiences of one setting of priorities that the audit names
 
 _open_stores: "weakref.WeakSet[SqliteStorage]" = weakref.WeakSet()
 
