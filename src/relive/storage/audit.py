@@ -105,14 +105,14 @@ def entries(
         "who = ?": who,
         "at >= ?": None if since is None else microseconds(since),
         "at < ?": None if until is None else microseconds(until),
-        "number < ?" if newest_first else "number > ?": after,
+        "number < ?" if newest_first else "number > ?": None if after is None else bounded(after),
     }
     given = {term: value for term, value in conditions.items() if value is not None}
     rows = fetch(
         connection,
         f"SELECT number, at, who, action, target, before, after FROM audit WHERE {' AND '.join(given) or '1'} "  # noqa: S608 - terms from above
         f"ORDER BY number {'DESC' if newest_first else 'ASC'} LIMIT ?",
-        (*given.values(), limit),
+        (*given.values(), bounded(limit)),
     )
     return [
         AuditEntry(

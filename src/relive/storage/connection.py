@@ -211,6 +211,11 @@ def fetch(connection: apsw.Connection, statement: str, values: Sequence[Any] = (
     return connection.execute(statement, values).fetchall()
 
 
+def bounded(number: int) -> int:
+    """The nearest number that SQLite can hold, which has 64 bits."""
+    return max(-(2**63), min(number, 2**63 - 1))
+
+
 @contextmanager
 def immediate(connection: apsw.Connection) -> Iterator[None]:
     """A write transaction that takes the lock at once, and leaves nothing behind if the body fails."""

@@ -30,6 +30,15 @@ SUCCESS_AT = 0.5
 
 MAIN_KEY = "reward"
 
+MOST_WAITING = 100_000
+"""Pieces of feedback kept for experiences and episodes that are not there yet; of more, the oldest are let go."""
+
+LONGEST_WAIT = 90 * 86_400_000_000  # microseconds
+LOOK_EVERY = 4096
+"""New pieces of feedback between two looks at what waits, which reads all feedback."""
+
+_WAITING = """FROM feedback f WHERE coalesce(f.experience_id >= (SELECT next_id FROM total), 1)
+    AND NOT EXISTS (SELECT 1 FROM experience e WHERE e.episode_id = f.episode_id)"""
 _UPSERT = """INSERT INTO feedback(experience_id, episode_id, source, key, reward, comment, demonstration, created_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT({column}, source, key) WHERE {column} IS NOT NULL DO UPDATE SET reward = excluded.reward,
@@ -48,7 +57,7 @@ def columns(feedback: Feedback) -> tuple[Any, ...]:
     """
     f = feedback
     return (
-        None if f.experience_id is None else checks.integer(f.experience_id, "experience_id"),
+        None if f.experience_id is None else checks.integer(f.experience_id, "experience_id", 1),
         None if f.episode_id is None else checks.text(f.episode_id, "episode_id"),
         checks.text(f.source, "source"),
         checks.text(f.key, "key"),
@@ -65,16 +74,40 @@ def write(connection: apsw.Connection, values: tuple[Any, ...], created_at: int)
         Ids of the stored experiences it is about.
     """
     experience_id, episode_id = values[:2]
+    last = connection.last_insert_rowid()
     if episode_id is not None:
         connection.execute(_UPSERT_EPISODE, (*values, created_at))
         rows = fetch(connection, "SELECT id FROM experience WHERE episode_id = ? ORDER BY id", (episode_id,))
-        return [row[0] for row in rows]
-    next_id = connection.execute("SELECT next_id FROM total").get
-    stored = connection.execute("SELECT 1 FROM experience WHERE id = ?", (experience_id,)).get
-    if stored is None and experience_id < next_id:
-        return []  # evicted or forgotten: nothing may hang on it
-    connection.execute(_UPSERT_EXPERIENCE, (*values, created_at))
-    return [experience_id] if stored is not None else []
+        about = [row[0] for row in rows]
+    else:
+        next_id = connection.execute("SELECT next_id FROM total").get
+        stored = connection.execute("SELECT 1 FROM experience WHERE id = ?", (experience_id,)).get
+        if stored is None and experience_id < next_id:
+            return []  # evicted or forgotten: nothing may hang on it
+        connection.execute(_UPSERT_EXPERIENCE, (*values, created_at))
+        about = [experience_id] if stored is not None else []
+    added = connection.last_insert_rowid()
+    if not about and added != last and added % LOOK_EVERY == 0:
+        _let_go_of_forlorn(connection, created_at)
+    return about
+
+
+def waiting(connection: apsw.Connection) -> int:
+    """How many pieces of feedback wait for an experience or an episode still to come."""
+    return int(connection.execute(f"SELECT count(*) {_WAITING}").get)
+
+
+def _let_go_of_forlorn(connection: apsw.Connection, now: int) -> None:
+    """Deletes what has waited too long, and the oldest of what is too much."""
+    connection.execute(
+        f"DELETE FROM feedback WHERE id IN (SELECT f.id {_WAITING} AND f.created_at < ?)",  # noqa: S608 - own text
+        (now - LONGEST_WAIT,),
+    )
+    connection.execute(
+        f"""DELETE FROM feedback WHERE id IN
+        (SELECT f.id {_WAITING} ORDER BY f.created_at DESC, f.id DESC LIMIT -1 OFFSET ?)""",  # noqa: S608 - own text
+        (MOST_WAITING,),
+    )
 
 
 def said(connection: apsw.Connection, values: tuple[Any, ...]) -> dict[str, Any] | None:

@@ -59,6 +59,7 @@ class StoreStats(msgspec.Struct, frozen=True):
         unknown_costs: Experiences without a known cost.
         pending: Writes of this process not yet committed.
         connections: Connections this process holds open.
+        feedback_waiting: How much of the feedback waits for experiences that are not there yet.
     """
 
     path: str
@@ -81,6 +82,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     unknown_costs: int
     pending: int
     connections: int
+    feedback_waiting: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON values."""

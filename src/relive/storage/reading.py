@@ -13,7 +13,7 @@ from relive.errors import InvalidExperienceError
 from relive.experience import Outcome
 from relive.storage import codec, record
 from relive.storage.codec import Decompressor, TraceRow
-from relive.storage.connection import fetch
+from relive.storage.connection import bounded, fetch
 from relive.storage.errors import DamagedStoreError
 from relive.storage.record import OUTCOME_NUMBERS
 from relive.storage.stored import CODEC, FLAGS, ID, SELECTED, Body, Stored
@@ -46,6 +46,8 @@ class Query(msgspec.Struct, kw_only=True, frozen=True):
 
     def where(self) -> tuple[str, list[Any]] | None:
         """The SQL condition on ``e`` and its values; ``None``: nothing can match."""
+        if any(number is not None and not _is_int64(number) for number in (self.parent, self.policy_version)):
+            return None
         terms: list[str] = []
         values: list[Any] = []
 
@@ -103,11 +105,11 @@ class Reader:
         where, values = condition
         if after is not None:
             where += " AND e.id < ?" if newest_first else " AND e.id > ?"
-            values.append(after)
+            values.append(bounded(after))
         rows = connection.execute(
             f"{_SELECT} FROM experience e JOIN payload p ON p.id = e.id WHERE {where} "
             f"ORDER BY e.id {'DESC' if newest_first else 'ASC'} LIMIT ?",
-            (*values, limit),
+            (*values, bounded(limit)),
         ).fetchall()
         return self._stored(connection, rows)
 
@@ -132,7 +134,7 @@ class Reader:
             connection,
             f"SELECT state_text.rowid, -bm25(state_text) AS score FROM state_text {join} "  # noqa: S608 - bound
             "WHERE state_text MATCH ? ORDER BY score DESC, state_text.rowid LIMIT ?",
-            (*values, match, limit),
+            (*values, match, bounded(limit)),
         )
 
     def tags(self, connection: apsw.Connection, number: int) -> set[str]:
@@ -172,10 +174,18 @@ class Reader:
 
 
 def int64(ids: Iterable[int]) -> npt.NDArray[np.int64]:
-    """Ids as an array."""
+    """Ids as an array; a number that no id can be becomes one that none is."""
     if isinstance(ids, np.ndarray):
         return np.ascontiguousarray(ids, np.int64)
-    return np.fromiter(ids, np.int64)
+    ids = list(ids)
+    try:
+        return np.array(ids, np.int64)
+    except OverflowError:
+        return np.array([number if _is_int64(number) else 0 for number in ids], np.int64)
+
+
+def _is_int64(number: int) -> bool:
+    return bounded(number) == number
 
 
 def _outcome(name: Outcome) -> int:

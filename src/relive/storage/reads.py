@@ -14,7 +14,7 @@ from relive.experience import Feedback, Outcome, Transition
 from relive.storage import audit, sampling
 from relive.storage import feedback as feedback_rule
 from relive.storage.audit import AuditEntry
-from relive.storage.connection import errors_of
+from relive.storage.connection import bounded, errors_of
 from relive.storage.pool import Pool
 from relive.storage.protocol import Changes
 from relive.storage.reading import Query, Reader
@@ -145,7 +145,7 @@ class StoreReads:
     def feedback_of(self, id: int) -> list[Feedback]:  # noqa: A002 - the record's own name
         """All that was fed back about an experience and about its episode."""
         with errors_of(self.path), self._pool.reading() as connection:
-            return feedback_rule.of_experience(connection, id)
+            return feedback_rule.of_experience(connection, bounded(id))
 
     def audit(
         self,
@@ -174,7 +174,7 @@ class StoreReads:
     def changes(self, since: int) -> Changes:
         """What happened after a change number, by anyone."""
         with errors_of(self.path), self._pool.reading() as connection:
-            return changes_since(connection, since)
+            return changes_since(connection, bounded(since))
 
     def change_number(self) -> int:
         """The newest change number: cheap enough to ask before every draw."""

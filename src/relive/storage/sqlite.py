@@ -26,6 +26,7 @@ from relive.storage.codec import Compressor, clean_text, encode_payload
 from relive.storage.connection import (
     BUSY_TIMEOUT,
     Durability,
+    bounded,
     check_path,
     connect,
     errors_of,
@@ -222,7 +223,8 @@ class SqliteStorage(StoreReads, Forkable):
     def feedback(self, feedback: Feedback) -> int:
         """Stores feedback and settles what it says of reward and outcome; returns once it is kept.
 
-        It may come before the experience does. The same source and key replaces what it said before.
+        It may come before the experience does, and waits for at most 90 days; of more than 100,000 pieces that wait the
+        oldest are let go. The same source and key replaces what it said before.
 
         Returns:
             How many stored experiences it is about: 0 while none is there yet, or when it was removed.
@@ -255,7 +257,7 @@ class SqliteStorage(StoreReads, Forkable):
             if not self._redact.content:
                 return False
             text, _ = self._redact.json(text)
-        return bool(self.write(lambda transaction: transaction.set_next_state(id, text)).result())
+        return bool(self.write(lambda transaction: transaction.set_next_state(bounded(id), text)).result())
 
     def identifiers(self, name: str) -> list[str]:
         """The forms in which a name or an id may be stored: as it is, and redacted."""

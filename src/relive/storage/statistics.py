@@ -4,6 +4,7 @@ from pathlib import Path
 
 import apsw
 
+from relive.storage import feedback as feedback_rule
 from relive.storage.connection import fetch
 from relive.storage.protocol import StoreStats
 from relive.storage.record import OUTCOMES
@@ -45,6 +46,7 @@ def collect(
         unknown_costs=rows - costs,
         pending=pending,
         connections=connections,
+        feedback_waiting=feedback_rule.waiting(connection),
     )
 
 
