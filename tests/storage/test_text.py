@@ -105,6 +105,30 @@ def test_words_are_found_in_the_way_their_language_writes_them(text: str, query:
     assert Index(text, "something else entirely").find(query) == [0]
 
 
+@pytest.mark.parametrize("asked_first", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [("暗証番号を忘れました", "暗証番号を忘れた"), ("我的卡丢了怎么办", "卡丢了")],
+    ids=["japanese", "chinese"],
+)
+def test_of_a_long_text_without_spaces_beginning_and_end_are_looked_up(
+    asked: str, kept: str, asked_first: bool
+) -> None:
+    story = "".join(map(chr, range(0x5C00, 0x5D00)))  # 256 characters and no pair of them twice
+    text = asked + story if asked_first else story + asked
+    assert Index("something else entirely", kept).find(text) == [1]
+    query = match_query(text)
+    assert query is not None
+    assert len(query.split(" OR ")) == MAX_QUERY_TOKENS
+
+
+def test_a_question_without_spaces_is_looked_up_beside_many_short_words() -> None:
+    words = "".join(
+        f"{chr(a)}{chr(b)}{chr(c)}, " for a in range(97, 102) for b in range(97, 102) for c in range(97, 102)
+    )
+    assert Index("something else entirely", "卡丢了").find(words + "我的卡丢了怎么办") == [1]
+
+
 def test_a_word_finds_itself_and_the_compounds_that_hold_it() -> None:
     found = Index("Kartenverlust melden bitte", "Verlust melden bitte", "Konto melden bitte").find("Verlust")
     assert sorted(found) == [0, 1]

@@ -131,7 +131,8 @@ def match_query(text: str) -> str | None:
     """An FTS5 MATCH expression that finds what shares words with `text`; ``None`` if it holds no word.
 
     Whatever `text` holds, the expression is a list of quoted tokens joined by OR, at most `MAX_QUERY_TOKENS` of them:
-    of a longer text those with digits or symbols and the longest ones, which are the rarest.
+    of a longer text those with digits or symbols and the longest ones, which are the rarest, and of equally long ones
+    (pairs of characters all are) those nearest its beginning and its end, where what is asked mostly stands.
     """
     whole: dict[str, None] = {}  # a dict keeps the order and drops repetitions
     parts: dict[str, None] = {}
@@ -145,8 +146,8 @@ def match_query(text: str) -> str | None:
         for part in found:
             whole[f'"{part}"*' if len(part) >= _PREFIX_FROM else f'"{part}"'] = None
             parts.update(dict.fromkeys(f'"{p}"' for p in (*_endings(part), *_beginnings(part))))
-    chosen = _most_telling(whole, MAX_QUERY_TOKENS)
-    chosen += _most_telling((p for p in parts if p not in whole), MAX_QUERY_TOKENS - len(chosen))
+    chosen = _most_telling(list(whole), MAX_QUERY_TOKENS)
+    chosen += _most_telling([part for part in parts if part not in whole], MAX_QUERY_TOKENS - len(chosen))
     return " OR ".join(chosen) or None
 
 
@@ -187,13 +188,19 @@ def _beginnings(word: str) -> list[str]:
     return [word[:i] for i in range(_PREFIX_FROM, len(word))]
 
 
-def _most_telling(terms: Iterable[str], count: int) -> list[str]:
-    """At most `count` of `terms`, in their order; the ones with digits or symbols first, then the longest."""
-    all_terms = list(terms)
-    if len(all_terms) <= count:
-        return all_terms
-    ranked = sorted(range(len(all_terms)), key=lambda i: (all_terms[i].strip('"*').isalpha(), -len(all_terms[i]), i))
-    return [all_terms[i] for i in sorted(ranked[: max(count, 0)])]
+def _most_telling(terms: list[str], count: int) -> list[str]:
+    """At most `count` of `terms`, in their order; those with digits or symbols first, then the longest, then the outer.
+
+    Length is in bytes: a pair of characters, a word of its own where words are written without spaces, counts as six.
+    """
+    if len(terms) <= count:
+        return terms
+    last = len(terms) - 1
+    ranked = sorted(
+        range(len(terms)),
+        key=lambda i: (terms[i].strip('"*').isalpha(), -len(terms[i].encode()), min(i, last - i), i),
+    )
+    return [terms[i] for i in sorted(ranked[: max(count, 0)])]
 
 
 def _conversation(messages: list[dict[str, Any]]) -> str:
