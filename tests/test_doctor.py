@@ -13,21 +13,23 @@ from threading import Thread
 
 import apsw
 import pytest
+from typer.testing import CliRunner
 
 from relive import doctor
+from relive.cli import app
 from relive.llm import LocalServer
 
 KEY = "sk-right-AAAABBBBCCCC"
 
 
 @contextmanager
-def endpoint(allows: Callable[[str | None], int]) -> Iterator[str]:
+def endpoint(allows: Callable[[str | None], int], refusal: bytes = b'{"error": "no"}') -> Iterator[str]:
     """A provider that answers ``/v1/models`` with the status that it gives to an Authorization header."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status = allows(self.headers["Authorization"])
-            body = b'{"data": [{"id": "a"}, {"id": "b"}]}' if status == 200 else b'{"error": "no"}'
+            body = b'{"data": [{"id": "a"}, {"id": "b"}]}' if status == 200 else refusal
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -70,6 +72,39 @@ def test_a_valid_key_is_told_from_a_refused_one() -> None:
     assert "refused the API key" in refused.detail
     assert refused.next is not None
     assert "sk-wrong" not in refused.detail + refused.next
+
+
+def test_no_endpoint_is_sent_a_key_that_was_not_named_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    headers: list[str | None] = []
+    with endpoint(lambda header: headers.append(header) or 200) as url:  # type: ignore[func-returns-value]
+        doctor.examine(tmp_path / "relive.db", base_url=url)
+        assert headers == [None]
+        doctor.examine(tmp_path / "relive.db", base_url=url, api_key_env="OPENAI_API_KEY")
+    assert headers[1] == f"Bearer {KEY}"
+    assert doctor.usual_key("https://api.openai.com/v1") == "OPENAI_API_KEY"
+    for other in ("http://api.openai.com/v1", "https://api.openai.com.example/v1", "https://[::1/v1"):
+        assert doctor.usual_key(other) is None
+
+
+def test_a_variable_that_is_named_and_not_set_is_a_failure_and_no_call_is_made(tmp_path: Path) -> None:
+    headers: list[str | None] = []
+    with endpoint(lambda header: headers.append(header) or 200) as url:  # type: ignore[func-returns-value]
+        checks = doctor.examine(tmp_path / "relive.db", base_url=url, api_key_env="NOT_SET_HERE")
+    assert [(check.name, check.ok, check.next) for check in checks][-1] == (
+        "API key",
+        False,
+        "export NOT_SET_HERE=YOUR_KEY",
+    )
+    assert headers == []
+
+
+def test_what_an_endpoint_says_is_no_markup(tmp_path: Path) -> None:
+    with endpoint(lambda _header: 401, b'{"error": "key [/x] wrong"}') as url:
+        result = CliRunner().invoke(app, ["doctor", str(tmp_path / "relive.db"), "--base-url", url])
+    assert result.exit_code == 1
+    assert "[/x]" in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 def test_a_list_that_needs_no_key_proves_no_key() -> None:

@@ -3,12 +3,14 @@
 A check never raises: what it finds wrong is in its `Check`, with the next command to run.
 """
 
+import os
 import platform
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,6 +21,9 @@ OLDEST_SQLITE = (3, 50)
 """Older ones lack what the store relies on, or have a fault in their write-ahead log."""
 PATIENCE = 10.0
 """Seconds that an endpoint gets to answer."""
+
+_USUAL_KEYS = {"api.openai.com": "OPENAI_API_KEY"}
+"""Where a host's key usually is. No other host is ever sent a key that nobody named for it."""
 
 _ENDPOINT_REPAIRS = {
     "authentication": "Put a valid key into the variable that --api-key-env names",
@@ -47,14 +52,18 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(
-    path: str | Path = "relive.db", *, base_url: str | None = None, api_key: str | None = None, model: str | None = None
+    path: str | Path = "relive.db",
+    *,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    model: str | None = None,
 ) -> list[Check]:
     """Every check in turn.
 
     Args:
         path: Where a store is or is to be.
         base_url: An endpoint to try; ``None``: none is tried.
-        api_key: Its key; ``None``: none.
+        api_key_env: The environment variable that holds its key; ``None``: none, but the usual one for OpenAI.
         model: The model that is wanted there; ``None``: any.
     """
     looks: list[Callable[[], Check]] = [
@@ -64,10 +73,22 @@ def examine(
         check_local_model,
         lambda: check_store_path(path),
     ]
-    if base_url is not None:
-        address = base_url
-        looks.append(lambda: check_endpoint(address, api_key, model))
+    if api_key_env is not None:
+        variable = api_key_env
+        looks.append(lambda: check_key(variable))
+    if base_url is not None and (api_key_env is None or os.environ.get(api_key_env)):
+        address, key = base_url, os.environ.get(api_key_env or usual_key(base_url) or "")
+        looks.append(lambda: check_endpoint(address, key, model))
     return [look() for look in looks]
+
+
+def usual_key(base_url: str) -> str | None:
+    """The environment variable that usually holds the key of an address's host; ``None``: there is none."""
+    try:
+        parts = urlsplit(base_url)
+    except ValueError:
+        return None
+    return _USUAL_KEYS.get(parts.hostname or "") if parts.scheme == "https" else None
 
 
 def check_python() -> Check:
@@ -155,6 +176,18 @@ def check_store_path(path: str | Path) -> Check:
         return Check(name=name, ok=False, detail=detail, next=f"df -h {folder}")
     return Check(
         name=name, ok=True, detail=f"{place}: {'a store is there' if place.exists() else 'a new one can be made'}"
+    )
+
+
+def check_key(variable: str) -> Check:
+    """Whether the environment variable that is to hold an endpoint's key holds anything."""
+    if os.environ.get(variable):
+        return Check(name="API key", ok=True, detail=f"{variable} is set")
+    return Check(
+        name="API key",
+        ok=False,
+        detail=f"the environment variable {variable} is not set",
+        next=f"export {variable}=YOUR_KEY",
     )
 
 

@@ -1,9 +1,9 @@
 """`relive doctor`: is everything that Relive needs here, and if not, what to run next."""
 
-import os
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
 from relive.cli.output import console, print_json, table
@@ -13,20 +13,23 @@ from relive.errors import ReliveError
 def doctor(
     file: StoreFile = DEFAULT_FILE,
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint to ask for its models.")] = None,
-    api_key_env: Annotated[str, typer.Option(help="The environment variable that holds its key.")] = "OPENAI_API_KEY",
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="The environment variable that holds its key; for api.openai.com OPENAI_API_KEY."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A model that it should offer.")] = None,
     json: Json = False,
 ) -> None:
     """Check this machine, and an endpoint if one is named; exit code 1 if something is missing."""
     from relive.doctor import examine  # here: other commands start faster without it
 
-    checks = examine(file, base_url=base_url, api_key=os.environ.get(api_key_env), model=model)
+    checks = examine(file, base_url=base_url, api_key_env=api_key_env, model=model)
     if json:
         print_json(checks)
     else:
         rows = table("", "", "")
         for check in checks:
-            rows.add_row("[green]ok[/]" if check.ok else "[red]missing[/]", check.name, check.detail)
+            rows.add_row("[green]ok[/]" if check.ok else "[red]missing[/]", check.name, Text(check.detail))
         console().print(rows)
         for check in checks:
             if not check.ok and check.next:
