@@ -203,6 +203,12 @@ def test_a_strict_schema_names_the_type_of_its_values_and_other_values_are_not_a
         ("I do not know.", None),
         ("No idea, I cannot tell.", None),
         ("No.", "no"),
+        ("This is not about a card_lost.", None),
+        ("I don't think that it is a refund.", None),
+        ("返金ではない", None),
+        ("It is a refund-like thing.", None),
+        ('<think>card or refund? refund.</think>\n{"a": "card"}', "card"),
+        ("So card.</think>refund", "refund"),
         ("それは返金です", "返金"),
         ("[" * 100_000, None),
         ('{"a": "other"}', None),
@@ -436,6 +442,79 @@ def test_late_rewards_reach_their_steps_and_set_their_priorities(memory: Memory)
     assert [one.priority for one in memory.query()][:2] == pytest.approx([1.0, 1.0], abs=1e-4)
     assert learner.late_rewards({"case-3": 0.0, "never": 1.0}) == 1
     assert last(memory).outcome == "failure"
+
+
+class Walk:
+    """Episodes of steps that are given: reward, terminated, truncated and info of each."""
+
+    actions = ("forward", "back")
+
+    def __init__(self, *steps: tuple[float | None, bool, bool, dict[str, Any]]) -> None:
+        self.steps = list(steps)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return {"room": 0}, {}
+
+    def step(self, action: Any) -> tuple[Any, float | None, bool, bool, dict[str, Any]]:
+        return {"room": 1}, *self.steps.pop(0)
+
+
+GO, END, CUT = (False, False), (True, False), (False, True)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "end", "info", "outcome"),
+    [
+        ([1.0], END, {}, "success"),
+        ([0.0], END, {}, "failure"),
+        ([0.0, 0.0, 1.0], END, {}, "success"),  # only the goal is rewarded: FrozenLake
+        ([0.0, 0.0, 0.0], END, {}, "failure"),  # a hole in the ice
+        ([-1.0, -1.0, -1.0], END, {}, "unknown"),  # each step costs: CliffWalking, at the goal
+        ([1.0, 1.0, 1.0], END, {}, "unknown"),  # each step earns: CartPole, which has just fallen
+        ([None, 1.0], END, {}, "unknown"),
+        ([0.0, 0.0], CUT, {}, "unknown"),  # out of time
+        ([-1.0, -1.0], END, {"is_success": True}, "success"),
+        ([1.0, 1.0], CUT, {"is_success": 0.0}, "failure"),
+        ([1.0, None], END, {}, "unknown"),
+    ],
+)
+def test_of_an_episode_of_several_steps_the_outcome_is_known_only_where_it_is_certain(
+    memory: Memory, rewards: list[float | None], end: tuple[bool, bool], info: dict[str, Any], outcome: str
+) -> None:
+    flags = [GO] * (len(rewards) - 1) + [end]
+    env = Walk(*[(reward, *flag, info) for reward, flag in zip(rewards, flags, strict=True)])
+    ContinualLearner(env, Agent(Parrot('{"action": "forward"}'), memory=memory), 0.0).run(len(rewards))
+    assert [one.outcome for one in memory.query()] == ["unknown"] * (len(rewards) - 1) + [outcome]
+
+
+def test_an_observation_is_recorded_in_the_words_in_which_it_was_asked(memory: Memory) -> None:
+    asked = []
+
+    def as_messages(observation: Any) -> list[dict[str, Any]]:
+        asked.append(observation)
+        return [{"role": "user", "content": f"You stand in room {observation['room']}. Where do you go?"}]
+
+    parrot = Parrot('{"action": "forward"}')
+    agent = Agent(parrot, memory=memory)
+    ContinualLearner(Corridor(), agent, 0.0, as_messages=as_messages).run(3)
+    assert asked == [{"room": 0}, {"room": 1}, {"room": 2}]  # each once: it may keep a history
+    kept = last(memory)
+    assert kept.state == {"messages": [{"role": "user", "content": "You stand in room 2. Where do you go?"}]}
+    assert memory.query()[1].transition.next_state == kept.state
+    agent.ask(kept.state["messages"], actions=Corridor.actions)
+    assert parrot.seen[-1] == [
+        *kept.state["messages"],
+        {"role": "assistant", "content": '{"action": "forward"}'},
+        *kept.state["messages"],
+    ]
+
+
+def test_what_is_no_choice_among_the_actions_is_not_shown_as_one(memory: Memory) -> None:
+    parrot = Parrot("I blocked it.")
+    agent = Agent(parrot, memory=memory)
+    agent.ask(QUESTION).feedback(1.0)
+    assert agent.ask(QUESTION, actions=ACTIONS).demonstrations == ()
+    assert len(agent.ask(QUESTION).demonstrations) == 1
 
 
 class Corridor:

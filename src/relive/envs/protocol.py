@@ -5,6 +5,8 @@ A single answer is an episode of length one. What an environment does not know y
 - A reward of ``None`` means: not known yet. The environment names the episode at its reset (``info["episode_id"]``),
   and when the reward becomes known, the ``info`` of any later `reset` or `step` holds ``info["late_rewards"]``: episode
   id to reward.
+- Whether an episode succeeded, where its reward does not tell, stands in the ``info`` of its last step as
+  ``info["is_success"]``, as in some environments of Gymnasium's.
 - The right action, where the environment knows it, is never part of an observation or an ``info``.
 """
 
@@ -13,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from relive.errors import ReliveError
 
 Info = dict[str, Any]
-"""Whatever else there is to say; the keys ``episode_id`` and ``late_rewards`` have the meaning above."""
+"""Whatever else there is to say; ``episode_id``, ``late_rewards`` and ``is_success`` have the meaning above."""
 
 
 class EnvironmentUseError(ReliveError):

@@ -7,6 +7,7 @@ counted, logged and shown on the answer.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Transition, Usage, new_episode_id
-from relive.learner.choice import choice_format, choice_text, read_choice
+from relive.learner.choice import choice_format, read_choice, shown_choice
 from relive.llm import Completion, Upstream, UpstreamError
 from relive.memory import Memory
 from relive.playbook.injection import Injection, Plan
@@ -271,7 +272,7 @@ class Agent:
             request.setdefault("response_format", choice_format(self._choice_key, choices))
         prompt, recall = Prompt(messages=messages), self.recall
         if recall is not None:
-            show = action_text if actions is None else self._show_choice
+            show = action_text if actions is None else partial(shown_choice, self._choice_key, actions)
             prompt = self.failing_open(lambda: recall.prompt(messages, show=show), prompt)
         episode_id, lessons, plan = episode_id or new_episode_id(), self.lessons, Plan()
         if lessons is not None:
@@ -309,9 +310,6 @@ class Agent:
             if answer.id is None and self.memory is not None:
                 answer.not_recorded = self.last_failure
         return answer
-
-    def _show_choice(self, action: Any) -> str:
-        return choice_text(self._choice_key, action)
 
     def failing_open(self, act: Callable[[], T], otherwise: T) -> T:
         """What the memory gives; where it breaks, `otherwise`, and the failure is counted and logged."""

@@ -3,7 +3,6 @@
 A step is recorded before the next one begins; its priority is set as soon as its reward is known.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,13 @@ from msgspec.structs import replace
 from relive.envs.protocol import Environment, Info
 from relive.experience import Feedback, Outcome, Transition, new_episode_id
 from relive.learner.agent import Agent
-from relive.playbook.recall import Message
+from relive.playbook.recall import Message, asked_text, is_chat
 
 EXPLORATION = 0.3
 """Share of steps on which an action is tried instead of asking the model."""
 
 SUCCESS_AT = 0.5
-"""From this reward on, the step that ends an episode counts as a success."""
+"""From this reward on, an episode that only its end rewards counts as a success."""
 
 EXPLORED = "explored"
 """Tag of a step that was tried out, not answered by the model."""
@@ -61,6 +60,10 @@ class ContinualLearner:
     rule out is tried, each with the same chance; otherwise the model chooses, with its past successes before it. The
     step is recorded with its reward before the next one begins, and its priority is set once the reward is known.
 
+    The step that ends an episode is a success or a failure if the environment says so, or if no other step of the
+    episode was rewarded: then one of at least `SUCCESS_AT` is. Any other step's outcome stays unknown, and is not
+    recalled.
+
     The draws of a step depend on the seed and the step's number only, and the mean reward is that of all the agent's
     recorded steps, so that a run that was interrupted goes on as it would have. A step whose call fails is not taken:
     the next one asks about the same observation.
@@ -75,7 +78,7 @@ class ContinualLearner:
         td_error: From an experience with a known reward to its signed TD error, which sets the priority |δ| + ε;
             ``None``: how far the reward is from the mean reward so far.
         as_messages: Makes chat messages of an observation; ``None``: it is chat messages already, or becomes the JSON
-            text of a user message.
+            text of a user message. What it makes is recorded as the state.
 
     Raises:
         ValueError: `exploration` is not between 0 and 1, or the environment does not list its actions or is not
@@ -111,7 +114,7 @@ class ContinualLearner:
         self._seed = seed
         self._tags = tuple(tags)
         self._td_error = td_error or self._surprise
-        self._as_messages = as_messages or _as_messages
+        self._as_messages = as_messages
         self._mean_reward, self._rewards = 0.0, 0
         self._episode: _Episode | None = None
         if start and td_error is None:
@@ -147,35 +150,35 @@ class ContinualLearner:
         episode = self._episode = self._episode or self._begin()
         rng = np.random.default_rng([self._seed, self.steps])
         rate = self.exploration(self.steps) if callable(self.exploration) else self.exploration
-        messages = self._as_messages(episode.observation)
         transition = Transition(state=None, action=None, agent=self.agent.name)
         action = None
         explored = bool(rng.random() < rate)
         if not explored:
-            answer = self.agent.ask(messages, actions=self._actions, record=False, tags=self._tags)
+            answer = self.agent.ask(episode.messages, actions=self._actions, record=False, tags=self._tags)
             transition, action = answer.transition, answer.action
         chosen = action is not None
         if not chosen:  # tried out on purpose, or because the model named nothing that is allowed
-            options = self.agent.allowed(messages, self._actions)
+            options = self.agent.allowed(episode.messages, self._actions)
             action = options[rng.integers(len(options))]
         observation, reward, terminated, truncated, info = self.env.step(action)
         ended = terminated or truncated
         reward = None if reward is None else float(reward)
+        next_state, messages = (None, []) if terminated else self._see(observation)
         transition = replace(
             transition,
-            state={"messages": messages} if is_chat(episode.observation) else episode.observation,
+            state=episode.state,
             action=action,
-            next_state=None if terminated else observation,
+            next_state=next_state,
             reward=reward,
             terminated=terminated,
             truncated=truncated,
-            outcome=outcome_of(reward) if ended and reward is not None else "unknown",
+            outcome=_outcome(episode, reward, terminated, truncated, info),
             episode_id=episode.id,
             step=episode.length,
             tags=(*self._tags, EXPLORED) if explored else self._tags,
         )
         number = self._record(transition)
-        self._episode = None if ended else _Episode(episode.id, observation, episode.length + 1)
+        self._episode = None if ended else episode.after(reward, next_state, messages)
         step = Step(
             index=self.steps,
             id=number,
@@ -193,7 +196,14 @@ class ContinualLearner:
     def _begin(self) -> "_Episode":
         observation, info = self.env.reset(seed=self._seed if self.steps == 0 else None)
         self.late_rewards(info.get("late_rewards") or {})
-        return _Episode(info.get("episode_id") or new_episode_id(), observation, 0)
+        return _Episode(info.get("episode_id") or new_episode_id(), *self._see(observation))
+
+    def _see(self, observation: Any) -> tuple[Any, list[Message]]:
+        """An observation as it is recorded and as it is asked."""
+        if self._as_messages is None and not is_chat(observation):
+            return observation, [{"role": "user", "content": asked_text(observation)}]
+        messages = list(observation) if self._as_messages is None else self._as_messages(observation)
+        return {"messages": messages}, messages
 
     def _record(self, transition: Transition) -> int | None:
         """Keeps the step, with its priority if the reward is known."""
@@ -241,27 +251,32 @@ class ContinualLearner:
 
 
 class _Episode(msgspec.Struct, frozen=True):
+    """An episode so far: its id, what is seen now and how that is asked, its steps, and whether one may be rewarded."""
+
     id: str
-    observation: Any
-    length: int
+    state: Any
+    messages: list[Message]
+    length: int = 0
+    rewarded: bool = False
+
+    def after(self, reward: float | None, state: Any, messages: list[Message]) -> "_Episode":
+        """The episode one step on."""
+        return _Episode(self.id, state, messages, self.length + 1, self.rewarded or reward != 0)
 
 
-def outcome_of(reward: float) -> Outcome:
-    """What a reward says about an episode that ended with it."""
+def _outcome(episode: _Episode, reward: float | None, terminated: bool, truncated: bool, info: Info) -> Outcome:
+    """Whether the step that was just taken succeeded, where that is certain.
+
+    An environment may say so itself. Otherwise the reward at an episode's end tells it where it is the only one: one
+    among many (a cost of each step, a point for each step survived) does not. And an episode of several steps that is
+    cut off is over for another reason than its last step.
+    """
+    if not (terminated or truncated):
+        return "unknown"
+    said = info.get("is_success")
+    if isinstance(said, bool | int | float):
+        return "success" if said else "failure"
+    alone = episode.length == 0 or (terminated and not episode.rewarded)
+    if reward is None or not alone:
+        return "unknown"
     return "success" if reward >= SUCCESS_AT else "failure"
-
-
-def is_chat(observation: Any) -> bool:
-    """Whether an observation is a list of chat messages."""
-    return (
-        isinstance(observation, list)
-        and bool(observation)
-        and all(isinstance(message, dict) and "role" in message for message in observation)
-    )
-
-
-def _as_messages(observation: Any) -> list[Message]:
-    if is_chat(observation):
-        return list(observation)
-    text = observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
-    return [{"role": "user", "content": text}]

@@ -17,7 +17,7 @@ in situations like this one, and did not succeed in others as much like it, is *
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import msgspec
 import numpy as np
@@ -28,7 +28,15 @@ from relive.storage.text import state_text
 Message = dict[str, Any]
 
 _KNOWN: tuple[Outcome, ...] = ("success", "failure")
-_TURN_BORDER = re.compile(r"<\|([a-z_0-9]{1,32})\|>|\[(/?INST)\]|<(/?)(start_of_turn|end_of_turn|s)>", re.IGNORECASE)
+_TURN_BORDER = re.compile(
+    r"[<\[][|｜]([^<>|｜\s\]]{1,64})[|｜][>\]]"  # <|im_end|>, DeepSeek's <｜end▁of▁sentence｜>, Exaone's [|user|]
+    r"|<\|(\w{1,32})>|<(\w{1,32})\|>"  # <|turn>, <turn|>
+    r"|<<(/?[A-Z][A-Z_]{1,31})>>|\[(/?[A-Z][A-Z_]{2,31})\]"  # <<SYS>>, [INST], [TOOL_CALLS], [SYSTEM_PROMPT]
+    r"|(?i:<(/?(?:(?:start|end)_of_(?:turn|image)|s|bos|eos|pad|unk|sop|eop|think|tools?|tool_calls?|tool_response|"
+    r"(?:extra_id|special)_\d{1,4}|seed:\w{1,16}))>|\[(gMASK)\])"
+    r"|^[ \t]*#{2,3} ?(Instruction|Input|Response|System|User|Human|Assistant):",  # Alpaca's, which are plain words
+    re.MULTILINE,
+)
 _SPREAD = 4  # random candidates for each demonstration wanted: doubles and those over the budget fall out
 
 
@@ -140,11 +148,11 @@ class Recall:
         return [one for one in self.nearest(text) if one.transition.outcome == "success"]
 
     def find(self, state: Any, *, show: Callable[[Any], str] | None = None) -> list[Recalled]:
-        """The demonstrations for a state, within the budget, the most alike last.
+        """The demonstrations for a state, within the budget, the most alike last; none that has to do with tools.
 
         Args:
             state: The present state; chat messages or any other JSON value.
-            show: Writes a past action as the assistant's words; ``None``: `action_text`.
+            show: Writes a past action as the assistant's words, empty to leave it out; ``None``: `action_text`.
         """
         if not self.demonstrations:
             return []
@@ -153,7 +161,9 @@ class Recall:
         seen: set[tuple[str, str]] = set()
         left = self.token_budget
         for candidate in self.candidates(state_text(state)):
-            turn = state_text(candidate.transition.state), show(candidate.transition.action)
+            if _uses_tools(candidate.transition):
+                continue
+            turn = asked_text(candidate.transition.state), show(candidate.transition.action)
             tokens = self._count_tokens(turn[0]) + self._count_tokens(turn[1])
             if turn in seen or not all(turn) or tokens > left:
                 continue
@@ -176,7 +186,7 @@ class Recall:
         start = next((i for i, m in enumerate(messages) if m.get("role") not in {"system", "developer"}), len(messages))
         turns: list[Message] = []
         for one in found:
-            turns.append({"role": "user", "content": as_data(state_text(one.transition.state))})
+            turns.append({"role": "user", "content": as_data(asked_text(one.transition.state))})
             turns.append({"role": "assistant", "content": as_data(show(one.transition.action))})
         return Prompt(messages=[*messages[:start], *turns, *messages[start:]], demonstrations=tuple(found))
 
@@ -244,6 +254,21 @@ def action_text(action: Any) -> str:
     return json.dumps(action, ensure_ascii=False)
 
 
+def is_chat(value: Any) -> TypeGuard[list[Message]]:
+    """Whether a value is a list of chat messages."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(message, dict) and "role" in message for message in value)
+    )
+
+
+def asked_text(state: Any) -> str:
+    """What a state asks, as a user's words: of a chat what `state_text` gives, a string as it is, else JSON."""
+    chat = is_chat(state.get("messages") if isinstance(state, dict) else state)
+    return state_text(state) if chat or isinstance(state, str) else json.dumps(state, ensure_ascii=False)
+
+
 def as_data(text: str) -> str:
     """A recalled text in which nothing reads as the border of a chat turn: ``<|im_end|>`` becomes ``(im_end)``."""
     return _TURN_BORDER.sub(lambda found: f"({''.join(part or '' for part in found.groups())})", text)
@@ -266,6 +291,28 @@ def _load(memory: SearchableMemory, found: Sequence[tuple[int, float]]) -> list[
         for (number, score), transition in zip(found, transitions, strict=True)
         if transition is not None
     ]
+
+
+def _uses_tools(past: Transition) -> bool:
+    """Whether a tool is called or its answer read.
+
+    A call that is shown as words teaches a model to write calls as words, and an answer without the call before it
+    teaches it to make up what the tool would have said.
+    """
+    messages = past.state.get("messages") if isinstance(past.state, dict) else past.state
+    read = messages[-1:] if is_chat(messages) else []
+    done = [past.action] if isinstance(past.action, dict) and past.action.get("role") == "assistant" else []
+    return any(_has_tools(message) for message in (*read, *done))
+
+
+def _has_tools(message: Message) -> bool:
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return (
+        message["role"] in {"tool", "function"}
+        or bool(message.get("tool_calls") or message.get("function_call"))
+        or any(str(part.get("type")).endswith(("tool_use", "tool_result")) for part in parts)
+    )
 
 
 def _key(action: Any) -> str:
