@@ -531,6 +531,21 @@ def test_messages_streamed() -> None:
     assert transition.policy == "c-1"
 
 
+@pytest.mark.parametrize(("hour", "cost"), [(0, 100 * 1_000 + 42 * 2_000), (5, None)])
+def test_what_has_a_price_of_its_own_leaves_a_streams_cost_unknown(hour: int, cost: int | None) -> None:
+    created = {"ephemeral_5m_input_tokens": 90 - hour, "ephemeral_1h_input_tokens": hour}
+    counts = {"input_tokens": 10, "cache_creation_input_tokens": 90, "cache_creation": created, "output_tokens": 1}
+    events = [
+        {"type": "message_start", "message": {"id": "msg_1", "model": "c-1", "usage": counts}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 42}},
+        {"type": "message_stop"},
+    ]
+    seen = capture(ASKED, path=MESSAGES)
+    pass_through(seen, [sse(*((event["type"], event) for event in events), end=b"")])
+    prices = PriceTable({"c-1": {"input": 1, "output": 2}}, known=False)
+    assert record(seen, prices=prices).cost == cost
+
+
 def test_messages_cut_off_inside_a_tools_input_keep_its_text() -> None:
     start = {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "id": "t", "name": "f"}}
     half = {

@@ -12,7 +12,7 @@ import pytest
 
 from relive.experience import Usage
 from relive.llm.pricing import Price, PriceTable
-from relive.llm.usage import read_usage
+from relive.llm.usage import priced_apart, read_usage
 
 PRICE = Price.of(2, 8, cached="0.5", cache_write="2.5")  # 2,000, 8,000, 500 and 2,500 nano-USD a token
 
@@ -39,6 +39,13 @@ FIXTURES = {
         chat(19, 10, 29, prompt_tokens_details={"cached_tokens": 0, "audio_tokens": 0},
              completion_tokens_details={"reasoning_tokens": 0, "audio_tokens": 0, "accepted_prediction_tokens": 0}),
         (19, 0, None, 10, 0), 118_000),
+    "openai sound asked": Fixture(chat(19, 10, 29, prompt_tokens_details={"audio_tokens": 12}),
+                                  (19, None, None, 10, None), None),
+    "openai sound answered": Fixture(chat(19, 10, 29, completion_tokens_details={"audio_tokens": 7}),
+                                     (19, None, None, 10, None), None),
+    "openai responses image": Fixture(
+        {"input_tokens": 9, "output_tokens": 87, "output_tokens_details": {"image_tokens": 80}},
+        (9, None, None, 87, None), None),
     "openai cached": Fixture(chat(2006, 300, 2306, prompt_tokens_details={"cached_tokens": 1920}),
                              (2006, 1920, None, 300, None), 86 * 2_000 + 1920 * 500 + 300 * 8_000),
     "openai reasoning inside": Fixture(chat(30, 500, 530, completion_tokens_details={"reasoning_tokens": 448}),
@@ -115,8 +122,12 @@ FIXTURES = {
         (10_050, 10_000, 0, 20, None), 100_000 + 5_000_000 + 160_000),
     "anthropic cache write": Fixture(
         {"input_tokens": 50, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 248,
-         "cache_creation": {"ephemeral_5m_input_tokens": 148, "ephemeral_1h_input_tokens": 100}, "output_tokens": 4},
+         "cache_creation": {"ephemeral_5m_input_tokens": 248, "ephemeral_1h_input_tokens": 0}, "output_tokens": 4},
         (298, 0, 248, 4, None), 100_000 + 620_000 + 32_000),
+    "anthropic cache write for an hour": Fixture(
+        {"input_tokens": 50, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 248,
+         "cache_creation": {"ephemeral_5m_input_tokens": 148, "ephemeral_1h_input_tokens": 100}, "output_tokens": 4},
+        (298, 0, 248, 4, None), None),
     "anthropic read and write": Fixture(
         {"input_tokens": 4, "cache_read_input_tokens": 1000, "cache_creation_input_tokens": 200, "output_tokens": 7},
         (1204, 1000, 200, 7, None), 8_000 + 500_000 + 500_000 + 56_000),
@@ -124,8 +135,11 @@ FIXTURES = {
         {"input_tokens": 10, "cache_read_input_tokens": None, "cache_creation_input_tokens": None, "output_tokens": 1},
         (10, None, None, 1, None), 28_000),
     "anthropic with a server tool": Fixture(
-        {"input_tokens": 10, "output_tokens": 1, "server_tool_use": {"web_search_requests": 1}},
+        {"input_tokens": 10, "output_tokens": 1, "server_tool_use": {"web_search_requests": 0}},
         (10, None, None, 1, None), 28_000),
+    "anthropic with a search": Fixture(
+        {"input_tokens": 10, "output_tokens": 1, "server_tool_use": {"web_search_requests": 1}},
+        (10, None, None, 1, None), None),
     # Embeddings
     "voyage embeddings, the whole alone": Fixture({"total_tokens": 10}, (10, None, None, 0, None), 20_000, EMBEDDING),
     "embeddings with zero": Fixture({"prompt_tokens": 0, "total_tokens": 0}, (0, None, None, 0, None), 0, EMBEDDING),
@@ -143,10 +157,11 @@ FIXTURES = {
 @pytest.mark.parametrize("name", FIXTURES)
 def test_a_providers_usage_is_read_and_priced_exactly(name: str) -> None:
     fixture = FIXTURES[name]
-    usage = read_usage({**fixture.answer, "usage": fixture.usage})
+    answer = {**fixture.answer, "usage": fixture.usage}
+    usage = read_usage(answer)
     names = ("input_tokens", "cached_tokens", "cache_write_tokens", "output_tokens", "reasoning_tokens")
     assert usage == Usage(**dict(zip(names, fixture.counts, strict=True)))
-    assert PriceTable({"m": PRICE}, known=False).cost(usage, "m") == fixture.cost
+    assert PriceTable({"m": PRICE}, known=False).cost(usage, "m", priced_apart=priced_apart(answer)) == fixture.cost
 
 
 def test_there_are_at_least_forty_of_them() -> None:

@@ -214,6 +214,7 @@ class Capture:
             *models,
             base_url=upstream.base_url if upstream else None,
             service_tier=reader.service_tier,
+            priced_apart=reader.priced_apart,
             at=self.created_at,
         )
         error, kind = self._failure(status)

@@ -106,6 +106,7 @@ class PriceTable:
         *models: str | None,
         base_url: str | None = None,
         service_tier: str | None = None,
+        priced_apart: bool = False,
         at: datetime | None = None,
     ) -> int | None:
         """The price of a call in nano-USD, rounded half to even once, at the end; ``None``: not known.
@@ -115,9 +116,10 @@ class PriceTable:
             models: Names of the model, the best first (as the provider answered, as it was asked for).
             base_url: The endpoint's address, which tells the provider.
             service_tier: The provider's tier that served the call; ``None``: the usual one.
+            priced_apart: Whether some of it has a price of its own, which is not known here.
             at: When the call was made; ``None``: now.
         """
-        if usage is None:
+        if usage is None or priced_apart:
             return None
         names = [model for model in models if model]
         own = next((price for name in names if (price := self._own_price(name)) is not None), None)

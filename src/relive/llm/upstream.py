@@ -25,7 +25,7 @@ from relive.llm.pricing import PriceTable
 from relive.llm.records import Completion
 from relive.llm.request import encode_chat
 from relive.llm.retry import RetryPolicy
-from relive.llm.usage import read_usage
+from relive.llm.usage import priced_apart, read_usage
 
 T = TypeVar("T")
 
@@ -205,6 +205,7 @@ class Upstream:
                 model,
                 base_url=self._endpoint.shown,
                 service_tier=tier if isinstance(tier, str) else None,
+                priced_apart=priced_apart(answer),
             ),
             latency_ms=latency_ms,
             attempts=tuple(call.attempts),

@@ -11,6 +11,17 @@ from typing import Any
 
 from relive.experience import Usage
 
+_PRICED_APART = (
+    ("prompt_tokens_details", "audio_tokens"),
+    ("completion_tokens_details", "audio_tokens"),
+    ("completion_tokens_details", "image_tokens"),
+    ("input_tokens_details", "audio_tokens"),
+    ("output_tokens_details", "audio_tokens"),
+    ("output_tokens_details", "image_tokens"),
+    ("cache_creation", "ephemeral_1h_input_tokens"),
+    ("server_tool_use", "web_search_requests"),
+)
+
 
 def read_usage(answer: Mapping[str, Any]) -> Usage | None:
     """The tokens that an answer reports under ``usage``; ``None``: it reports none.
@@ -26,6 +37,19 @@ def read_usage(answer: Mapping[str, Any]) -> Usage | None:
     else:
         usage = _of_prompt_and_completion(reported, embedding=answer.get("object") == "list")
     return None if usage == Usage() else usage
+
+
+def priced_apart(answer: Mapping[str, Any]) -> bool:
+    """Whether some of what an answer reports has a price of its own, so that its `Usage` alone does not tell the cost.
+
+    That are tokens of sound, tokens of images in the answer, an hour in Anthropic's cache (the usual five minutes cost
+    less), and searches of the web.
+
+    Args:
+        answer: As for `read_usage`.
+    """
+    reported = _mapping(answer.get("usage"))
+    return any(_count(_mapping(reported.get(part)).get(name)) for part, name in _PRICED_APART)
 
 
 def _of_prompt_and_completion(reported: Mapping[str, Any], *, embedding: bool) -> Usage:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from relive.gateway.dialects.reader import ValueReader, dictionaries, parse, text_or
-from relive.llm.usage import read_usage
 
 
 class ChatReader(ValueReader):
@@ -36,7 +35,7 @@ class ChatReader(ValueReader):
 
     def _body(self, value: dict[str, Any]) -> None:
         self._take_names(value)
-        self.usage = read_usage(value)
+        self._take_usage(value)
         choices = dictionaries(value.get("choices"))
         raw = _raw_messages(self._bytes, len(choices))
         for number, choice in enumerate(choices):
@@ -54,7 +53,7 @@ class ChatReader(ValueReader):
             return
         self._take_names(value)
         groq = value.get("x_groq")
-        self.usage = read_usage(value) or (read_usage(groq) if isinstance(groq, dict) else None) or self.usage
+        self._take_usage(value if value.get("usage") or not isinstance(groq, dict) else groq)
         for choice in dictionaries(value.get("choices")):
             index = choice.get("index", 0)
             if not isinstance(index, int):

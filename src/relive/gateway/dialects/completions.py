@@ -3,7 +3,6 @@
 from typing import Any
 
 from relive.gateway.dialects.reader import ValueReader, dictionaries, text_or
-from relive.llm.usage import read_usage
 
 
 class CompletionReader(ValueReader):
@@ -23,7 +22,7 @@ class CompletionReader(ValueReader):
 
     def _piece(self, value: dict[str, Any]) -> None:
         self._take_names(value)
-        self.usage = read_usage(value) or self.usage
+        self._take_usage(value)
         for number, choice in enumerate(dictionaries(value.get("choices"))):
             index, text = choice.get("index", number), choice.get("text")
             if not isinstance(index, int) or not isinstance(text, str):
@@ -51,7 +50,7 @@ class EmbeddingReader(ValueReader):
 
     def _body(self, value: dict[str, Any]) -> None:
         self._take_names(value)
-        self.usage = read_usage(value)
+        self._take_usage(value)
         vectors = [entry.get("embedding") for entry in dictionaries(value.get("data"))]
         first = vectors[0] if vectors else None
         # Base64 text of float32 numbers, four bytes each, or the numbers themselves

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from relive.gateway.dialects.reader import ValueReader, dictionaries, parse, text_or
-from relive.llm.usage import read_usage
 
 _TEXT_OF_DELTA = {
     "text_delta": "text",
@@ -41,7 +40,7 @@ class MessageReader(ValueReader):
     def _body(self, value: dict[str, Any]) -> None:
         self._take_names(value)
         self.finish_reason = text_or(value.get("stop_reason"), None)
-        self.usage = read_usage(value)
+        self._take_usage(value)
         content = value.get("content")
         if not isinstance(content, list):
             return
@@ -72,7 +71,7 @@ class MessageReader(ValueReader):
         """Takes a report of usage; a later one holds running totals and may leave out what the first said."""
         if isinstance(usage, dict):
             self._reported.update({key: count for key, count in usage.items() if count is not None})
-            self.usage = read_usage({"usage": self._reported})
+            self._take_usage({"usage": self._reported})
 
 
 class _Block:

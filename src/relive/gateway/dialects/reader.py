@@ -9,6 +9,7 @@ import numpy as np
 
 from relive.experience import TokenTrace, Usage
 from relive.gateway.sse import Event
+from relive.llm.usage import priced_apart, read_usage
 
 END_MARK = b"[DONE]"
 """What ends the streams of OpenAI's older APIs instead of a JSON value."""
@@ -24,6 +25,7 @@ class AnswerReader(ABC):
         model: The model that answers, as the provider names it; ``None``: not seen.
         finish_reason: Why it stopped, in the API's own words; ``None``: not seen.
         usage: The tokens reported last; ``None``: none so far.
+        priced_apart: Whether some of them have a price of their own; see `relive.llm.usage.priced_apart`.
         service_tier: The provider's tier that served it; ``None``: not said.
         failure: The body of an error that came in place of the rest; ``None``: none.
         ended: The answer came to the end that its API has for it.
@@ -36,6 +38,7 @@ class AnswerReader(ABC):
         self.model: str | None = None
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
+        self.priced_apart = False
         self.service_tier: str | None = None
         self.failure: bytes | None = None
         self.ended = False
@@ -101,6 +104,11 @@ class ValueReader(AnswerReader):
     def _is_answer(self, value: dict[str, Any]) -> bool:
         """Whether a value with an ``error`` field is an answer all the same."""
         return bool(value.get("choices"))
+
+    def _take_usage(self, value: dict[str, Any]) -> None:
+        usage = read_usage(value)
+        if usage is not None:
+            self.usage, self.priced_apart = usage, priced_apart(value)
 
     def _take_names(self, value: dict[str, Any]) -> None:
         self.id = text_or(value.get("id"), self.id)

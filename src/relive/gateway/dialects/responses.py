@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from relive.gateway.dialects.reader import ValueReader, dictionaries, text_or
-from relive.llm.usage import read_usage
 
 _ITEMS = {"response.output_item.added", "response.output_item.done"}
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
@@ -48,7 +47,7 @@ class ResponseReader(ValueReader):
 
     def _body(self, value: dict[str, Any]) -> None:
         self._take_names(value)
-        self.usage = read_usage(value)
+        self._take_usage(value)
         details = value.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, dict) else None
         self.finish_reason = text_or(reason, text_or(value.get("status"), None))
