@@ -62,7 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     wanted = ("tensorzero",) if options.quick else ("tensorzero", "litellm")
     peers = [peer for peer in wanted if servers.there(peer, options.peers)]
-    rounds, seconds = (2, 2.0) if options.quick else (5, 4.0)
+    rounds, seconds = (2, 2.0) if options.quick else (5, 2.5)
     with tempfile.TemporaryDirectory(prefix="relive-gateway-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         direct = stack.enter_context(servers.upstream(folder))

@@ -27,12 +27,6 @@ from relive.storage.transaction import Transaction
 WAIT = 0.05
 """Seconds that an answer waits for its record."""
 
-GATHER = 0.001
-"""Seconds in which records are gathered into one write; each write wakes another thread, which is not free."""
-
-GATHER_BUSY = 0.003
-"""The same while records come so fast that several are gathered each time."""
-
 STUCK = 4
 """So many times that wait without an acknowledgement, and the store counts as stuck."""
 
@@ -89,12 +83,6 @@ class _Record:
             self.kept.set_result(kept)
 
 
-def _overdue(records: list[_Record]) -> None:
-    """Lets the answers go whose records are not acknowledged; one timer for all records of one moment."""
-    for record in records:
-        record.tell("pending")
-
-
 class _Held(NamedTuple):
     """Something kept in memory; a record as its JSON text, which takes a fraction of the room."""
 
@@ -144,8 +132,8 @@ class Recorder:
         self._held_bytes = 0
         self._failing = False
         self._draining: asyncio.Task[None] | None = None
-        self._gathered: list[_Record] = []
-        self._busy = False
+        self._gathered: list[_Record] = []  # what the next write holds
+        self._writes = 0  # under way
 
     @property
     def waiting(self) -> int:
@@ -185,10 +173,10 @@ class Recorder:
         loop = asyncio.get_running_loop()
         record = _Record(uid, transition, safe, loop.create_future())
         self._outstanding[record] = loop.time()
-        if not self._gathered:
-            loop.call_later(GATHER_BUSY if self._busy else GATHER, self._hand_over)
-            loop.call_later(self._wait, _overdue, self._gathered)
+        if not (self._gathered or self._writes):
+            loop.call_soon(self._hand_over)
         self._gathered.append(record)
+        loop.call_later(self._wait, record.tell, "pending")
         kept = await record.kept
         if kept == "pending":
             self.stats.pending += 1
@@ -257,7 +245,7 @@ class Recorder:
         """Waits for what was given to the store; what the store does not take is in the spool, for the next start."""
         end = asyncio.get_running_loop().time() + patience
         while self._outstanding and asyncio.get_running_loop().time() < end:  # noqa: ASYNC110 - once, at the end
-            await asyncio.sleep(GATHER)
+            await asyncio.sleep(0.001)
         if self._draining is not None:
             self._draining.cancel()
             await asyncio.gather(self._draining, return_exceptions=True)
@@ -277,10 +265,17 @@ class Recorder:
         self._spool.close()
 
     def _hand_over(self) -> None:
-        """Gives the store, as one write, the records that came within the last moment."""
+        """Gives the store, as one write, all records that came while the last one was under way.
+
+        Each write wakes another thread, which is not free: the more there is to do, the more goes into one.
+        """
+        if self._writes or not self._gathered:
+            return
         gathered, self._gathered = self._gathered, []
-        self._busy = len(gathered) > 1
-        self._give(gathered)
+        if self._failing:
+            self._postpone(gathered)
+        else:
+            self._give(gathered)
 
     def _give(self, gathered: list[_Record]) -> None:
         loop = asyncio.get_running_loop()
@@ -295,36 +290,44 @@ class Recorder:
         except ReliveError as error:
             self._refuse(gathered, error)
             return
+        self._writes += 1
         write.add_done_callback(taken)
 
     def _acknowledge(self, gathered: list[_Record], write: "Future[list[int | None]]") -> None:
+        self._writes -= 1
         error = write.exception()
         if error is not None:
             self._refuse(gathered, error)
-            return
-        for record, number in zip(gathered, write.result(), strict=True):
-            del self._outstanding[record]
-            self.stats.stored += 1
-            record.tell("stored")
-            record.safe(number)
-            self._follow(record.transition, number)
+        else:
+            for record, number in zip(gathered, write.result(), strict=True):
+                del self._outstanding[record]
+                self.stats.stored += 1
+                record.tell("stored")
+                record.safe(number)
+                self._follow(record.transition, number)
+        self._hand_over()
 
     def _refuse(self, gathered: list[_Record], error: BaseException) -> None:
         """The store did not take records: one by one if one of them may be the reason, else all of them later."""
-        transient = _transient(error)
-        if len(gathered) > 1 and not transient:
+        if _transient(error):
+            self._failing = True
+            self._postpone(gathered)
+        elif len(gathered) > 1:
             for record in gathered:
                 self._give([record])
-            return
+        else:
+            (record,) = gathered
+            del self._outstanding[record]
+            record.tell("pending")
+            self._refused(error)
+            record.safe(None)
+
+    def _postpone(self, gathered: list[_Record]) -> None:
+        """Keeps records until the store takes them; their answers go out."""
         for record in gathered:
             del self._outstanding[record]
             record.tell("pending")
-            if transient:
-                self._failing = True
-                self._put_aside(record.uid, record.transition, record.safe)
-            else:
-                self._refused(error)
-                record.safe(None)
+            self._put_aside(record.uid, record.transition, record.safe)
 
     def _append(self, transaction: Transaction, rows: list[Transition], uids: list[bytes]) -> list[int | None]:
         """Runs in the writer's thread, so that encoding holds up no other call."""
