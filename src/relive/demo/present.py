@@ -68,6 +68,8 @@ def _holds_demo(file: Path) -> bool:
 def _opening(settings: Settings) -> str:
     model = settings.model or "a model of 135 million parameters on this machine"
     return (
-        f"An agent ({model}) routes what customers of a bank write to one of 16 intents.\n"
-        "It is told only whether it was right, never what would have been."
+        f"An agent ({model}) routes what customers of a bank write to one of 16 intents. "
+        "It is told only whether it was right, never what would have been.\n"
+        "The model reads the message and past successes of its own, but no list of the intents: these stand only in "
+        "the JSON schema that its answer must fit, for the agent without those that failed on messages like this one."
     )

@@ -1,9 +1,10 @@
 """The demo itself: an agent that routes customers' messages, is told only whether it was right, and gets better.
 
 The agent learns over the whole stream. Over the last third the same messages are also answered, by the same model under
-the same instructions and schema, without a memory and with random past successes; a bandit without an LLM has learnt
-from its own rewards since the first message. Compared are the messages on which the agent did not explore (nor did the
-bandit, whose draws are the same).
+the same instructions, without a memory and with random past successes, and may choose any intent, while the agent's
+schema leaves out those that failed on messages like this one; a bandit without an LLM has learnt from its own rewards
+since the first message. Compared are the messages on which the agent did not explore (nor did the bandit, whose draws
+are the same).
 
 What makes it comparable and safe to interrupt: everything is recorded before it is shown, each record names its
 message, and what an arm may draw on is what was stored before the message itself.
@@ -168,7 +169,7 @@ class _Demo:
         return list(self._done.values())[before:]
 
     def _control(self, arm: str, index: int, recall: Recall | None) -> ContinualLearner:
-        """The same model, instructions and schema at one message, without similar experiences."""
+        """The same model and instructions at one message, without similar experiences."""
         agent = self._agent(arm, recall or False)
         tags = self._tags(index)
         return ContinualLearner(self._stream(index), agent, 0.0, seed=self._settings.seed, start=index, tags=tags)
