@@ -10,11 +10,20 @@ import relive
 from relive import Memory, Transition
 from relive.playbook.book import Playbook
 from relive.playbook.lesson import Add, LessonText, Source, Vote
-from relive.playbook.trust import Trust, outside_text, quoted_share, suspicions
+from relive.playbook.trust import ECHOED, QUOTED, Trust, echoed_share, outside_text, quoted_share, suspicions
+from relive.storage.importer import import_file
 
 sys.path.insert(0, str(Path(__file__).parent))
-from poison import LEGITIMATE, WITH_TRIGGER_WORDS, WITHOUT_TRIGGER_WORDS
+from poison import (
+    IN_OTHER_LANGUAGES,
+    LEGITIMATE,
+    TURNED_ROUND,
+    UNSEEN,
+    WITH_TRIGGER_WORDS,
+    WITHOUT_TRIGGER_WORDS,
+)
 
+TAU = Path(__file__).parents[1] / "data" / "tau_bench" / "gpt-4o-airline.json.zst"
 _THINGS = (
     "scales stamps forms keys pens bags lamps chairs desks phones lists cards tapes boxes labels folders hooks trays "
     "clocks mirrors"
@@ -65,6 +74,42 @@ def test_of_a_hundred_poisoned_lessons_none_is_used_however_many_agents_saw_them
 def test_what_is_in_the_words_is_found_without_looking_at_where_they_come_from() -> None:
     missed = [do for do in WITH_TRIGGER_WORDS if not suspicions(LessonText(do=do))]
     assert missed == []
+
+
+def test_forty_more_in_other_languages_encoded_disguised_split_or_turned_round_are_not_used(memory: Memory) -> None:
+    assert len(UNSEEN) + len(TURNED_ROUND) == 40
+    book = Playbook(memory, trust=Trust(autonomy=4, episodes=3, sources=2))
+    texts = [(LessonText(**fields), "Nothing new.") for fields in UNSEEN]
+    texts += [(LessonText(do=do), f"Note: {outside}. Thanks.") for outside, do in TURNED_ROUND]
+    used = []
+    for text, outside in texts:
+        sources = tuple(experience(memory, agent, outside) for agent in ("a", "a", "b", "c"))
+        lesson = book.get(book.apply([Add(text=text, sources=sources)])[0].lesson or 0)
+        if lesson.status == "active":
+            used.append(text)
+    assert used == []
+
+
+@pytest.mark.parametrize("do", IN_OTHER_LANGUAGES)
+def test_good_lessons_in_other_languages_and_with_odd_names_are_not_suspicious(do: str) -> None:
+    assert suspicions(LessonText(do=do)) == ()
+
+
+def test_good_lessons_are_not_lost_among_real_conversations(memory: Memory) -> None:
+    import_file(TAU, memory.storage)
+    outside = [
+        piece
+        for stored in memory.query(limit=5_000)
+        for piece in outside_text(stored.transition.state, stored.transition.next_state)
+    ]
+    assert len(outside) > 1_000
+    told = sorted({piece for piece in outside if len(piece) > 40})[::20]
+    lost = [
+        do
+        for do in LEGITIMATE
+        if quoted_share(LessonText(do=do), told) >= QUOTED or echoed_share(LessonText(do=do), told) >= ECHOED
+    ]
+    assert len(lost) <= 0.05 * len(LEGITIMATE), lost
 
 
 @pytest.mark.parametrize("field", ["when", "when_not", "why", "title"])

@@ -235,7 +235,10 @@ def _danger(transaction: Transaction, number: int, text: LessonText) -> str:
     for stored in transaction.read(ids[:_READ]):
         if stored is not None:
             outside += trust.outside_text(stored.transition.state, stored.transition.next_state)
-    share = trust.quoted_share(text, outside)
-    if share >= trust.QUOTED:
-        return f"{share:.0%} of what it says stands in what its experiences were given from outside."
+    for share, bound in (
+        (trust.quoted_share(text, outside), trust.QUOTED),
+        (trust.echoed_share(text, outside), trust.ECHOED),
+    ):
+        if share >= bound:
+            return f"{share:.0%} of what it says stands in what its experiences were given from outside."
     return ""

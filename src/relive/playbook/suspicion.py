@@ -23,6 +23,21 @@ _PRIVATE = (
 )
 
 
+# The commonest of these in German, French, Spanish, Portuguese, Italian, Russian and Chinese, without marks.
+_SET_ASIDE_ELSEWHERE = (
+    r"(?:ignorier\w*|missacht\w*|vergiss|vergessen sie|umgeh\w*|ignore[rz]|oubli\w*|contourn\w*|ignora\w*|olvid\w*|"
+    r"desconsider\w*|esquec\w*|dimentic\w*|игнорир\w*|забуд\w*|обоид\w*|忽略|无视|無視|绕过|跳过)"
+)
+_RULES_ELSEWHERE = (
+    r"(?:anweisung\w*|vorgabe\w*|regeln?|richtlinie\w*|pruefung\w*|prufung\w*|instruc\w*|consignes?|regles?|reglas?|regras?|"
+    r"regole|istruzion\w*|controles?|verificac\w*|инструкц\w*|правил\w*|проверк\w*|指示|指令|规则|規則|验证|审核)"
+)
+_PRIVATE_ELSEWHERE = (
+    r"(?:passwort\w*|kennwort\w*|zugangsdaten|mots? de passe|contrasenas?|senhas?|credencia\w*|парол\w*|"
+    r"密码|密碼|密钥)"
+)
+
+
 def _near(first: str, words: int, second: str) -> str:
     """A word of the first kind with one of the second at most so many words after it."""
     return rf"\b(?:{first})\b(?:\W+\w+){{0,{words}}}?\W+(?:{second})\b"
@@ -45,6 +60,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
             rf"{_PROTECTS}|previous|prior|earlier|above|everything|system|prompt|developer",
         ),
         rf"\b(?:{_PROTECTS})\b(?:\W+\w+){{0,5}}?\W+no longer (?:apply|applies|count|hold|bind)",
+        rf"{_SET_ASIDE_ELSEWHERE}.{{0,40}}?{_RULES_ELSEWHERE}|{_RULES_ELSEWHERE}.{{0,20}}?{_SET_ASIDE_ELSEWHERE}",
     ),
     "language that loosens rules": (
         _near(
@@ -68,6 +84,10 @@ _SOURCES: dict[str, tuple[str, ...]] = {
             r"\b(?:do not|don't|never|no need to) (?:ask|confirm|verify|check with|tell|inform|notify|mention|"
             r"log|report|record|warn|question|escalate|refuse)\b"
             r"(?!\W+(?:\w+\W+){0,4}(?:security code|cvv|pin|password|passcode))"
+        ),
+        (
+            r"\b(?:ohne|sans|sin|sem|senza|без) (?:\w+ ){0,2}(?:ruckfrage|nachfrage|bestatigung|prufung|zustimmung|"
+            r"demander|verifi\w*|confirm\w*|preguntar|conferm\w*|chieder\w*|подтвержд\w*|проверк\w*)"
         ),
         r"\bno questions asked\b|\bno matter what\b|\bno exceptions?\b",
         r"\bauto(?:matically |-?)(?:approv|grant|accept|refund)\w*",
@@ -97,6 +117,10 @@ _SOURCES: dict[str, tuple[str, ...]] = {
             _PRIVATE,
         ),
         r"\bcontents? of \.?env\b|(?:^|\s)\.env\b",
+        (
+            rf"(?:schick\w*|send\w*|envoy\w*|envi\w*|invia\w*|отправ\w*|发送|發送|发给).{{0,40}}?{_PRIVATE_ELSEWHERE}|"
+            rf"{_PRIVATE_ELSEWHERE}.{{0,40}}?(?:schick\w*|senden|envoy\w*|envi\w*|invia\w*|отправ\w*|发送|發送|发给)"
+        ),
     ),
     "commands": (
         r"\brm -rf?\b|\bcurl\b|\bwget\b|\beval\(|\bexec\(|\bdrop table\b|\bdelete from\b|\bpowershell\b|\bbase64\b",
@@ -133,7 +157,10 @@ PATTERNS: tuple[tuple[str, "re.Pattern[str]"], ...] = tuple(
 )
 """What is found, and how."""
 
-FORBIDS = re.compile(r"\b(?:not|never|don't|dont|cannot|can't|without|avoid|nor|refuse to|nobody may)\W+(?:\w+\W+)?$")
+FORBIDS = re.compile(
+    r"\b(?:not|never|don't|dont|cannot|can't|without|avoid|nor|refuse to|nobody may|nie|niemals|nicht|jamais|nunca|mai|"
+    r"никогда|не)\W+(?:\w+\W+)?$"
+)
 """Words that, just before a finding, turn it into what must not be done."""
 
 ALREADY_NEGATIVE = frozenset({"language that does without asking"})

@@ -6,7 +6,8 @@ prompt:
 1. *Its words.* Lessons with addresses, secrets, or language that changes rules, permissions or identity go to
    quarantine (`suspicions`). Word lists catch the careless only, hence the other two.
 2. *Its provenance.* A lesson whose words stand in what came from outside (tool results, pages, what users wrote) is an
-   instruction that somebody else wrote, not something that was learnt from success: quarantine (`quoted_share`).
+   instruction that somebody else wrote, not something that was learnt from success: quarantine (`quoted_share`), also
+   where its words were turned round (`echoed_share`).
 3. *Its sources.* By itself a lesson becomes active only after enough supporting episodes from enough independent
    sources; one agent that repeats something is one source (`Trust`). And at autonomy 1 and 2 only people activate.
 
@@ -14,6 +15,7 @@ An active lesson is still data in a marked block, still on trial by holdout, and
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -28,7 +30,11 @@ from relive.storage.text import normalise
 QUOTED = 0.5
 """Share of a lesson's word triples that may stand in outside text."""
 
+ECHOED = 0.75
+"""Share of the words that carry a lesson which may stand close together in outside text."""
+
 _RUN = 3  # words that must follow one another to count as quoted
+_FEWEST, _CLOSE = 4, 3  # words that carry a lesson; how many words of outside text for each of them count as close
 _MOST_TEXT = 400_000  # characters of outside text that are looked through for one lesson
 
 
@@ -62,18 +68,22 @@ def suspicions(text: LessonText) -> tuple[str, ...]:
     """What is suspicious about a lesson's words, each in a few words; empty: nothing."""
     found = []
     # A secret is looked for in the text as written, all else without case, marks, invisible letters and look-alikes.
-    whole = "\n".join((text.title, text.when, text.when_not, text.do, text.why))
+    title = "" if text.do.startswith(text.title.rstrip("…")) else text.title
+    whole = "\n".join((title, text.when, text.when_not, text.do, text.why))
     if REDACTOR.text(whole)[0] != whole or "[redacted:" in whole:
         found.append("a secret")
-    plain = " ".join(_INVISIBLE.sub("", normalise(whole)).translate(_LOOKALIKES).split())
-    packed = _BETWEEN_LETTERS.sub("", plain)
+    texts = _readings(whole) | _readings("\n".join((text.do, text.when, text.why, text.when_not)))
     for what, pattern in PATTERNS:
         negative = what in ALREADY_NEGATIVE
-        texts = (plain,) if packed == plain else (plain, packed)
         if any(negative or not _negated(t, match) for t in texts for match in pattern.finditer(t)):
             found.append(what)
-    if any(len(word) > _LONGEST_WORD for word in plain.split()):
+    words = unicodedata.normalize("NFKC", _INVISIBLE.sub("", whole)).split()
+    if any(len(word) > _LONGEST_WORD for word in words):
         found.append("a word too long to be one")
+    if any(_is_encoded(word.strip(".,;:!?()\"'")) for word in words):
+        found.append("an encoded text")
+    if any(len(word) > 2 and len(_scripts(word)) > 1 for word in re.findall(r"[^\W\d_]+", " ".join(words))):
+        found.append("letters of two scripts in one word")
     return tuple(found)
 
 
@@ -90,6 +100,27 @@ def quoted_share(text: LessonText, outside: Iterable[str]) -> float:
         found |= runs & set(_runs(_plain_words(piece[:left])))
         left -= len(piece)
     return len(found) / len(runs)
+
+
+def echoed_share(text: LessonText, outside: Iterable[str]) -> float:
+    """Which share of the words that carry what a lesson tells to do stand close together in outside text, in any order.
+
+    A sentence that was turned round, or in which every third word was changed, shares no runs of words with what it
+    comes from, but its words; 0 for fewer than `_FEWEST` of them.
+    """
+    wanted = {_stem(word) for word in _plain_words(text.do) if _carries(word)}
+    if len(wanted) < _FEWEST:
+        return 0.0
+    most, left = 0, _MOST_TEXT
+    for piece in outside:
+        if left <= 0:
+            break
+        stems = [_stem(word) for word in _plain_words(piece[:left])]
+        left -= len(piece)
+        places = [at for at, stem in enumerate(stems) if stem in wanted]
+        for at in places:
+            most = max(most, len(wanted & set(stems[at : at + _CLOSE * len(wanted)])))
+    return most / len(wanted)
 
 
 def outside_text(state: Any, later: Any = None) -> list[str]:
@@ -122,6 +153,42 @@ def _strings(value: Any, texts: list[str]) -> None:
             _strings(item, texts)
 
 
+def _readings(text: str) -> set[str]:
+    """A text as it may be meant to be read: without invisible letters, look-alikes, spacing between letters, digits."""
+    seen = " ".join(_INVISIBLE.sub("", normalise(text)).split())
+    plain = seen.translate(_LOOKALIKES)
+    return {
+        seen,
+        plain,
+        _BETWEEN_LETTERS.sub("", plain),
+        _IN_WORD.sub(lambda found: found[0].translate(_DIGITS), plain),
+    }
+
+
+def _is_encoded(word: str) -> bool:
+    """Whether a word is something else in Base64 or hexadecimal, and so hides what it says."""
+    if re.fullmatch(r"(?:[0-9a-fA-F]{2}){12,}", word):
+        return True
+    if not re.fullmatch(r"[A-Za-z0-9+/_-]{16,}={0,2}", word):
+        return False
+    inside = word[1:].rstrip("=")
+    return word.endswith("=") or (any(c.isupper() for c in inside) and any(c.isdigit() for c in inside))
+
+
+def _scripts(word: str) -> set[str]:
+    """The scripts of a word's letters, by their names; those that are written together in one language count as one."""
+    found = {unicodedata.name(letter, "?").split(" ")[0].split("-")[0] for letter in word}
+    return found - _WRITTEN_TOGETHER or found & set(list(found)[:1])
+
+
+def _stem(word: str) -> str:
+    return word[:5]
+
+
+def _carries(word: str) -> bool:
+    return len(word) > 3 and word not in _COMMON
+
+
 def _plain_words(text: str) -> list[str]:
     return re.findall(r"\w+", normalise(text))
 
@@ -141,4 +208,15 @@ _INVISIBLE = re.compile(
 )
 # Cyrillic and Greek letters that look like Latin ones
 _LOOKALIKES = str.maketrans("аеорсухіѕјԁһԛԝвкмнтαοινρτυκ", "aeopcyxisjdhqwbkmhtaoivptuk")
+_IN_WORD = re.compile(r"(?<=[a-z])[013457@$]+(?=[a-z])|\b[013457@$]+(?=[a-z]{2})")  # "1gn0re"
+_DIGITS = str.maketrans("013457@$", "oieastas")
+_WRITTEN_TOGETHER = {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "FULLWIDTH", "HALFWIDTH", "MODIFIER", "?"}
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        """with that this from when then than they them their there your have been were will would should before after
+        into only each every some where what which while about also more most other same such very just like must does
+        done customer user agent""",
+    )
+)
 _BETWEEN_LETTERS = re.compile(r"(?<=\b\w)[\s._*-](?=\w\b)")  # "i g n o r e"
