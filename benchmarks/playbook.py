@@ -10,9 +10,13 @@ Printed for each: the share of intervals that cover the truth (the lesson's mean
 at the end, and at *every* look from the 30th call on; and which lessons were retired by their 2,000th eligible call.
 Then how many eligible calls a lesson of 5 points takes until it is proved.
 
-Last, how long a search among 100,000 lessons takes.
+Then a book of 100,000 lessons: how long a search in it takes, whether a prompt's block ever exceeds its budget, and
+what importing its first lessons a second time adds.
 
-Run it with ``python benchmarks/playbook.py`` (500 runs, under a minute) or ``--quick`` (60 runs).
+Last, reflection by contrast on the 200 airline trials of tau-bench (50 tasks): how long it takes, and which share of
+the patterns of tool use found on 30 tasks keep their direction on the 20 others, over 21 ways to split the tasks.
+
+Run it with ``python benchmarks/playbook.py`` (500 runs, about a minute) or ``--quick`` (60 runs, 20,000 lessons).
 """
 
 import argparse
@@ -28,8 +32,12 @@ import numpy.typing as npt
 
 from relive.playbook import shelf, uplift
 from relive.playbook.book import Playbook
+from relive.playbook.injection import Injection
 from relive.playbook.lesson import Add, LessonText
+from relive.playbook.recall import estimate_tokens
+from relive.reflect.contrast import Settings, contrast, episodes_of, lift
 from relive.storage import SqliteStorage
+from relive.storage.importer import import_file
 from relive.storage.transaction import Transaction
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,6 +45,7 @@ from _report import Bar, report
 
 EFFECTS = np.repeat([0.20, 0.0, -0.20], [5, 10, 5])
 CALLS = 2_000
+TAU = Path(__file__).parents[1] / "tests" / "data" / "tau_bench" / "gpt-4o-airline.json.zst"
 HARMFUL, USELESS = uplift.VERDICTS.index("harmful"), uplift.VERDICTS.index("useless")
 
 
@@ -111,8 +120,22 @@ def simulate(
     return Runs(*(np.take_along_axis(np.asarray(a), order, axis=1) for a in (covered, always, retired, proved_at)))
 
 
-def retrieval(lessons: int, queries: int, seed: int) -> tuple[float, float]:
-    """Milliseconds of a search among so many lessons: median and 95th percentile.
+class Searched(NamedTuple):
+    """What came of a large book.
+
+    Attributes:
+        times: Milliseconds of each search.
+        fullest: The largest share of its token budget that a prompt's block took.
+        added_again: Lessons that importing the same ones a second time added.
+    """
+
+    times: npt.NDArray[np.float64]
+    fullest: float
+    added_again: int
+
+
+def large_book(lessons: int, queries: int, seed: int) -> Searched:
+    """Searches a book of so many lessons, fills prompts from it, and imports some of its lessons again.
 
     Lessons and situations are made of words whose frequencies fall as their rank rises (Zipf), as in any language.
     """
@@ -122,17 +145,25 @@ def retrieval(lessons: int, queries: int, seed: int) -> tuple[float, float]:
     def sentence(length: int) -> str:
         return " ".join(f"word{n}" for n in np.searchsorted(chance, rng.random(length) * chance[-1]))
 
+    times, fullest = np.zeros(queries), 0.0
     with tempfile.TemporaryDirectory() as folder, SqliteStorage(Path(folder) / "book.db", text_index=False) as store:
         book = Playbook(store)
         store.write(lambda transaction: _fill(transaction, sentence, lessons)).result()
-        times = []
-        for _ in range(queries):
+        for number in range(queries):
             text = sentence(40)
             began = time.perf_counter()
             found = book.search(text, agent="support", limit=20, general=True)
-            times.append(1000 * (time.perf_counter() - began))
+            times[number] = 1000 * (time.perf_counter() - began)
             assert found
-    return float(np.median(times)), float(np.quantile(times, 0.95))
+            budget = int(rng.integers(40, 800))
+            injection = Injection(book, token_budget=budget, max_distance=1.0, held_out=0.0)
+            plan = injection.plan([{"role": "user", "content": text}], agent="support", episode=str(number))
+            fullest = max(fullest, estimate_tokens(plan.block) / budget if plan.block else 0.0)
+        records = [record for record, _ in zip(book.export(), range(200), strict=False)]
+        book.take_in(records, source="once")
+        before = len(book)
+        book.take_in(records, source="once")
+        return Searched(times, fullest, len(book) - before)
 
 
 def _fill(transaction: Transaction, sentence: Callable[[int], str], count: int) -> None:
@@ -140,6 +171,29 @@ def _fill(transaction: Transaction, sentence: Callable[[int], str], count: int) 
     for number in range(count):
         text = LessonText(when=sentence(8), do=f"{sentence(12)} {number}")
         shelf.insert(transaction.connection, "default", Add(text=text, origin="person"), "active", "", "benchmark")
+
+
+def tool_use(splits: int) -> tuple[float, int, int]:
+    """Seconds of the slowest reflection on tau-bench's trials; patterns that keep their direction, and all of them."""
+    with tempfile.TemporaryDirectory() as folder, SqliteStorage(Path(folder) / "tau.db", text_index=False) as store:
+        import_file(TAU, store)
+        began = time.perf_counter()
+        episodes = episodes_of(store)
+        reading = time.perf_counter() - began
+    tasks = sorted({one.group or "" for one in episodes}, key=lambda name: int(name.split("-")[2]))
+    orders = [np.arange(50), *(np.random.default_rng(seed).permutation(50) for seed in range(splits - 1))]
+    slowest, kept, total = 0.0, 0, 0
+    for order in orders:
+        chosen = {tasks[at] for at in order[:30]}
+        began = time.perf_counter()
+        found = contrast([one for one in episodes if one.group in chosen], Settings(held_back=0.0, most=500))
+        slowest = max(slowest, reading + time.perf_counter() - began)
+        others = [one for one in episodes if one.group not in chosen]
+        for one in found.patterns:
+            there = lift(others, one.feature) if one.feature.kind in ("tool", "order") else None
+            if there is not None:
+                kept, total = kept + ((there > 1) == one.helps), total + 1
+    return slowest, kept, total
 
 
 def main() -> None:
@@ -163,6 +217,8 @@ def main() -> None:
         proved = found.proved_at[:, :5]
         figures[f"{name}: useful proved"] = float((proved > 0).mean())
         figures[f"{name}: median calls until proved"] = float(np.median(proved[proved > 0]))
+        if not together:
+            figures["20 points: calls until nine in ten are proved"] = float(np.quantile(proved, 0.9))
     patient = uplift.Rules(probation=10**9)
     five = simulate(np.full(2, 0.05), runs=runs // 2, calls=12_000, together=False, seed=2, rules=patient)
     proved_at = np.where(five.proved_at > 0, five.proved_at, np.inf)
@@ -170,9 +226,15 @@ def main() -> None:
     figures["5 points: calls until nine in ten are proved"] = float(np.quantile(proved_at, 0.9))
     default = simulate(np.full(2, 0.05), runs=runs, calls=CALLS, together=False, seed=3)
     figures["5 points: retired by 2,000 calls all the same"] = float(default.retired.mean())
-    middle, slow = retrieval(20_000 if arguments.quick else 100_000, 100 if arguments.quick else 300, seed=4)
-    figures["retrieval: median ms"] = middle
-    bars["retrieval: p95 ms"] = Bar(slow, 30.0, at_most=True)
+    book = large_book(20_000 if arguments.quick else 100_000, 100 if arguments.quick else 300, seed=4)
+    figures["retrieval: median ms"] = float(np.median(book.times))
+    bars["retrieval: p95 ms"] = Bar(float(np.quantile(book.times, 0.95)), 30.0, at_most=True)
+    bars["injection: largest share of the budget"] = Bar(book.fullest, 1.0, at_most=True)
+    bars["importing twice: lessons added"] = Bar(book.added_again, 0, at_most=True)
+    seconds, kept, total = tool_use(splits=5 if arguments.quick else 21)
+    figures["contrast: patterns of tool use"] = total
+    bars["contrast: seconds"] = Bar(seconds, 10.0, at_most=True)
+    bars["contrast: share that keeps its direction"] = Bar(kept / total, 0.8)
     report(figures, bars)
 
 
