@@ -57,12 +57,12 @@ def test_lessons_are_listed_shown_approved_and_retired(file: Path) -> None:
 
 
 def test_reflection_finds_what_successes_do_and_writes_candidates(file: Path) -> None:
-    assert "tool: look_up" in run("reflect", file, "--dry-run")
+    assert "choice: look_up" in run("reflect", file, "--dry-run")
     with relive.open(file) as memory:
         assert len(Playbook(memory)) == 1, "a dry run writes nothing"
     output = run("reflect", file)
     assert "new lessons wait" in output
-    assert "Use look_up where it applies" in run("lessons", "list", file, "--status", "candidate")
+    assert "Choose look_up" in run("lessons", "list", file, "--status", "candidate")
 
 
 def test_lessons_go_to_a_file_and_back_and_twice_adds_nothing(file: Path, tmp_path: Path) -> None:
@@ -101,3 +101,12 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     for arguments in (("lessons", "list"), ("lessons", "approve", 1), ("reflect",), ("lessons", "follow")):
         run(*arguments, tmp_path / "none.db", code=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_lesson_says_is_shown_as_it_is_and_never_as_markup(file: Path) -> None:
+    evil = "[bold red]x[/] <img src=x onerror=alert(1)>"
+    run("lessons", "add", evil, file, "--when", "[link=javascript:1]always[/link]")
+    listed = run("lessons", "list", file)
+    assert evil in listed
+    assert "[link=javascript:1]always[/link]" in listed
+    assert evil in run("lessons", "show", 2, file)

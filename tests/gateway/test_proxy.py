@@ -704,15 +704,21 @@ def test_rewards_are_given_on_capture(tmp_path: Path) -> None:
 
 
 def test_a_hook_may_change_the_request_and_says_what_it_did(tmp_path: Path) -> None:
-    async def prepare(request: Any, agent: str) -> Any:
+    async def prepare(request: Any, agent: str, episode: str, headers: Any) -> Any:
         fields = {**json.loads(request.body), "temperature": 0}
-        return type(request)(request.path, json.dumps(fields).encode()), {"lessons": ["l1"]}
+        fields["messages"] = [{"role": "system", "content": "Be brief."}, *fields["messages"]]
+        return type(request)(request.path, json.dumps(fields).encode()), {"told": [agent, episode, headers["x-mine"]]}
 
     async def body(rig: Rig) -> None:
-        rig.upstream.answers(reply(ANSWER))
-        await rig.post(CHAT, QUESTION)
+        rig.upstream.answers(reply(ANSWER), reply(ANSWER))
+        await rig.post(CHAT, QUESTION, headers={"x-mine": "7"})
         assert rig.upstream.requests[0].json()["temperature"] == 0
-        assert rig.rows()[0].info["lessons"] == ["l1"]
+        first = rig.rows()[0]
+        assert first.info["told"] == ["default", first.episode_id, "7"]
+        longer = [*QUESTION["messages"], ANSWER["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+        await rig.post(CHAT, {**QUESTION, "messages": longer}, headers={"x-mine": "7"})
+        second = rig.rows()[1]
+        assert (second.episode_id, second.step) == (first.episode_id, 1), "told by what the client sent"
 
     run(tmp_path, body, prepare=prepare)
 

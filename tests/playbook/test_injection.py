@@ -16,10 +16,10 @@ from relive.gateway.request import CallRequest
 from relive.llm import Completion
 from relive.playbook import uplift
 from relive.playbook.book import Playbook
-from relive.playbook.hook import PromptHook
+from relive.playbook.hook import HEADER, Mode, PromptHook
 from relive.playbook.injection import Injection
 from relive.playbook.lesson import Add, LessonText, Source
-from relive.playbook.recall import Recall, estimate_tokens
+from relive.playbook.recall import estimate_tokens
 from relive.playbook.trust import Trust
 from relive.storage.text import NOTES_BEGIN, NOTES_END, state_text
 
@@ -146,7 +146,7 @@ def test_the_block_never_exceeds_the_budget(memory: Memory, book: Playbook, budg
         memory.add(
             Transition(state={"messages": QUESTION}, action=f"Answer {number} " * 40, agent="a", outcome="success")
         )
-    injection = Injection(book, recall=Recall(memory), token_budget=budget, held_out=0.0)
+    injection = Injection(book, successes=4, token_budget=budget, held_out=0.0)
     sizes = []
     for number in range(30):
         plan = injection.plan(QUESTION, agent="a", episode=f"e{number}")
@@ -161,7 +161,7 @@ def test_past_successes_are_in_the_block_with_their_distance_and_distrusted_ones
 ) -> None:
     good = memory.add(Transition(state={"messages": QUESTION}, action="On Monday.", agent="a", outcome="success"))
     memory.add(Transition(state={"messages": QUESTION}, action="No idea.", agent="a", outcome="failure"))
-    injection = Injection(book, recall=Recall(memory), held_out=0.0)
+    injection = Injection(book, successes=4, held_out=0.0)
     plan = injection.plan(QUESTION, agent="a", episode="e")
     assert "- Earlier, on: Where is my parcel number 7? ⇒ what worked: On Monday." in plan.block
     assert plan.facts["injected"]["experiences"] == [[good, 0.0]]
@@ -356,8 +356,8 @@ def test_a_gateways_hook_changes_one_message_and_keeps_every_other_byte(book: Pl
     active(book, "Name the day of delivery", when="parcel")
     hook = PromptHook(Injection(book, held_out=0.0))
     given = request([{"role": "system", "content": "1e400 \u2028"}, QUESTION[1]])
-    for _ in range(50):
-        sent, facts = asyncio.run(hook(given, "support"))
+    for number in range(50):
+        sent, facts = asyncio.run(hook(given, "support", f"e{number}", {}))
         if sent is not given:
             break
     assert NOTES_BEGIN in sent.messages()[1]["content"]
@@ -367,29 +367,48 @@ def test_a_gateways_hook_changes_one_message_and_keeps_every_other_byte(book: Pl
     assert facts["injected"]["agent"] == "support"
 
 
-def test_a_gateways_hook_treats_the_calls_of_one_conversation_alike_and_two_that_begin_alike_apart(
-    book: Playbook,
-) -> None:
-    active(book, "Name the day of delivery", when="parcel")
-    hook = PromptHook(Injection(book, held_out=0.0))
-    _, first = asyncio.run(hook(request(QUESTION), "support"))
-    longer = [*QUESTION, {"role": "assistant", "content": "Which?"}, {"role": "user", "content": "The parcel 7"}]
-    _, second = asyncio.run(hook(request(longer), "support"))
-    _, other = asyncio.run(hook(request(QUESTION), "support"))
-    episodes = [facts["injected"]["episode"] for facts in (first, second, other)]
-    assert episodes[0] == episodes[1] != episodes[2]
+def test_a_gateways_hook_does_no_more_than_its_mode_and_less_where_a_call_asks_for_less(book: Playbook) -> None:
+    number = active(book, "Name the day of delivery", when="parcel")
+    injection = Injection(book, held_out=0.0)
+    episode = next(f"e{n}" for n in range(50) if injection.plan(QUESTION, agent="support", episode=f"e{n}").shown)
+    given = request(QUESTION)
+
+    def done(mode: Mode, header: str | None) -> tuple[bool, str]:
+        headers = {} if header is None else {HEADER: header}
+        sent, facts = asyncio.run(PromptHook(injection, mode=mode)(given, "support", episode, headers))
+        if facts.get("injection") == "dry-run":
+            assert facts["would_be"]["lessons"][0][0] == number
+            assert "injected" not in facts, "or it would count as shown"
+        return sent is not given, facts.get("injection", "on")
+
+    assert done("on", None) == done("on", "ON ") == (True, "on")
+    assert done("on", "dry-run") == done("dry-run", "on") == done("dry-run", None) == (False, "dry-run")
+    assert done("on", "off") == done("on", "onn") == done("off", "on") == done("dry-run", "off") == (False, "off")
 
 
-def test_a_gateways_hook_can_be_turned_off_for_a_call_and_fails_open(memory: Memory, book: Playbook) -> None:
-    active(book, "Name the day of delivery", when="parcel")
-    hook = PromptHook(Injection(book, held_out=0.0))
-    given = request(QUESTION, metadata={"relive_inject": "off"})
-    assert asyncio.run(hook(given, "support")) == (given, {"injection": "off"})
+def test_a_gateways_hook_fails_open(memory: Memory, book: Playbook) -> None:
+    hook = PromptHook(Injection(book))
     memory.close()
     given = request(QUESTION)
-    sent, facts = asyncio.run(hook(given, "support"))
+    sent, facts = asyncio.run(hook(given, "support", "e", {}))
     assert sent is given
     assert facts["injection_error"].startswith("ClosedStoreError")
+
+
+def test_the_block_stands_before_words_and_never_before_results_of_tools(book: Playbook) -> None:
+    active(book, "Name the day of delivery", when="parcel")
+    results = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "On Monday."}]}
+    conversation = [QUESTION[1], {"role": "assistant", "content": [{"type": "tool_use", "id": "t"}]}, results]
+    messages = shown_episode(Injection(book), conversation).messages(conversation)
+    assert NOTES_BEGIN in messages[0]["content"]
+    assert messages[2] == results
+
+
+def test_an_agent_is_shown_its_own_past_successes_alone(memory: Memory, book: Playbook) -> None:
+    memory.add(Transition(state={"messages": QUESTION}, action="On Monday.", agent="another", outcome="success"))
+    injection = Injection(book, successes=4, held_out=0.0)
+    assert injection.plan(QUESTION, agent="a", episode="e").block == ""
+    assert "On Monday." in injection.plan(QUESTION, agent="another", episode="e").block
 
 
 def test_lessons_with_vectors_are_found_by_meaning(memory: Memory) -> None:

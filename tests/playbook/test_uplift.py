@@ -115,8 +115,8 @@ def test_who_is_shown_a_lesson_that_is_tested_is_shown_it_once_it_is_settled_too
         (-0.2, 1000, True, "harmful"),
         (0.2, 1000, False, "proved"),
         (0.0, 1000, False, "testing"),
-        (0.0, 1500, False, "useless"),  # its time is over
-        (0.0, 1500, True, "proved"),  # once proved, only its interval speaks
+        (0.0, 1700, False, "useless"),  # its time is over
+        (0.0, 1700, True, "proved"),  # once proved, only its interval speaks
         (0.05, 1500, False, "testing"),
         (-0.05, 20_000, False, "harmful"),
         (0.0, 30_000, True, "useless"),

@@ -11,7 +11,7 @@ from relive.server import app
 
 
 def test_calls_alone_do_not_grow_a_store_beyond_its_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "BOUNDS_EVERY", 0.02)
+    monkeypatch.setattr(app, "FOLLOWS_EVERY", 0.02)
 
     async def body(served: Served) -> None:
         served.upstream.answers(reply({"choices": [{"index": 0, "message": {"role": "assistant", "content": "a"}}]}))

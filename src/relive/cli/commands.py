@@ -8,6 +8,7 @@ from relive.cli import (
     demo,
     doctor,
     exchange,
+    experiment,
     lessons,
     local,
     look,
@@ -41,6 +42,7 @@ def register(app: typer.Typer) -> None:
     app.command()(reflect.reflect)
     app.add_typer(lessons.lessons, name="lessons")
     app.command()(lessons.inject)
+    app.add_typer(experiment.experiment, name="experiment")
     app.command()(privacy.forget)
     app.command()(privacy.audit)
     app.add_typer(local.local, name="local")

@@ -15,7 +15,7 @@ from relive.experience import new_episode_id
 from relive.playbook.book import Playbook
 from relive.playbook.injection import Injection, lesson_line
 from relive.playbook.lesson import DEFAULT_TENANT, Lesson, Status
-from relive.playbook.recall import Recall, estimate_tokens
+from relive.playbook.recall import estimate_tokens
 from relive.storage import SqliteStorage
 from relive.storage.connection import check_path
 
@@ -111,7 +111,7 @@ def add_lesson(
     tenant: Tenant = DEFAULT_TENANT,
 ) -> None:
     """Write a lesson by hand, as a candidate; `approve` puts it into use."""
-    with _book(file, tenant) as book:
+    with open_book(file, tenant) as book:
         applied = book.add(do, when=when, when_not=when_not, why=why, agent=agent)
     _say(f"Lesson {applied.lesson}: {applied.what}." + (f" In quarantine: {applied.reason}" if applied.reason else ""))
 
@@ -119,7 +119,7 @@ def add_lesson(
 @lessons.command("approve")
 def approve_lesson(lesson_id: LessonId, file: StoreFile = DEFAULT_FILE, tenant: Tenant = DEFAULT_TENANT) -> None:
     """Put a lesson into use, whatever its status."""
-    with _book(file, tenant) as book:
+    with open_book(file, tenant) as book:
         book.approve(lesson_id)
     _say(f"Lesson {lesson_id} is in use.")
 
@@ -132,7 +132,7 @@ def retire_lesson(
     tenant: Tenant = DEFAULT_TENANT,
 ) -> None:
     """Take a lesson out of use; it stays in the book, so that it is not learnt again."""
-    with _book(file, tenant) as book:
+    with open_book(file, tenant) as book:
         book.retire(lesson_id, reason)
     _say(f"Lesson {lesson_id} is retired.")
 
@@ -152,7 +152,7 @@ def roll_back(
     """Take back all that was learnt from an experience, an agent or a time span, through prompts already given."""
     if experience is None and agent is None and since is None and until is None:
         raise typer.BadParameter("Say what to roll back.", param_hint="--experience, --agent, --since or --until")
-    with _book(file, tenant) as book:
+    with open_book(file, tenant) as book:
         done = book.rollback(
             experience=experience,
             agent=agent,
@@ -171,7 +171,7 @@ def roll_back(
 @lessons.command("follow")
 def follow(file: StoreFile = DEFAULT_FILE, tenant: Tenant = DEFAULT_TENANT, json: Json = False) -> None:
     """Take in what calls came to, and settle or retire lessons by what they are worth."""
-    with _book(file, tenant) as book:
+    with open_book(file, tenant) as book:
         done = book.follow()
     if json:
         print_json(done)
@@ -214,7 +214,7 @@ def import_lessons(
                 records.append(json.loads(line))
             except ValueError:
                 raise ReliveError(f"Line {at} of {source} is no JSON; nothing was imported.") from None
-    with _book(file, tenant) as book:
+    with open_book(file, tenant) as book:
         applied = book.take_in(records, source=source.name)
     count = {what: sum(one.what == what for one in applied) for what in ("added", "merged", "known")}
     _say(f"Added {count['added']:,}, merged {count['merged']:,}, known already {count['known']:,}.")
@@ -233,10 +233,10 @@ def inject(
     json: Json = False,
 ) -> None:
     """Show what a prompt would be given, with nothing held out: lessons, past successes, distances, tokens."""
-    with _book(file, tenant) as book:
+    with open_book(file, tenant) as book:
         injection = Injection(
             book,
-            recall=Recall(book.storage, agent=agent, distrusted=book.distrusted),
+            successes=4,
             token_budget=token_budget,
             max_distance=max_distance,
             held_out=0.0,
@@ -255,7 +255,7 @@ def inject(
     _say(f"{plan.tokens} of {token_budget} tokens, estimated.")
 
 
-class _book:  # noqa: N801 - reads as a function
+class open_book:  # noqa: N801 - reads as a function
     """The book of a store that is there, open for writing."""
 
     def __init__(self, file: Path, tenant: str) -> None:

@@ -50,7 +50,7 @@ class Call:
         self._gateway = gateway
         self._client = client
         self._caller = caller
-        self._request = request
+        self._asked = self._request = request
         self._recorded = client.method == "POST"
         self._uid = fresh_id()
         self._started = gateway.clock()
@@ -73,8 +73,8 @@ class Call:
             RefusalError: it is not forwarded; the record says why.
         """
         identity = self._identity()
-        facts = await self._prepare()
         await self._place(identity)
+        facts = await self._prepare()
         self._capture = Capture(
             self._request,
             identity,
@@ -138,7 +138,9 @@ class Call:
         if self._gateway.prepare is None or not self._request.understood:
             return {}
         try:
-            self._request, facts = await self._gateway.prepare(self._request, self._agent)
+            self._request, facts = await self._gateway.prepare(
+                self._request, self._agent, self._step.episode_id, self._client.headers
+            )
         except ReliveError as error:
             return {"prepare_error": str(error)}
         return facts
@@ -481,7 +483,7 @@ class Call:
                 self._whose, self._step, self._uid, self._said, transition.action, capture.reader.id
             )
         if self._step.previous is not None and self._step.new_messages:
-            news = msgspec.Raw(self._request.last_messages(self._step.new_messages))
+            news = msgspec.Raw(self._asked.last_messages(self._step.new_messages))
             gateway.beside(gateway.recorder.next_state(self._step.previous, news))
         recording = gateway.recorder.record(transition, self._uid, _marks_done(self._entry))
         if self._reservation is not None:

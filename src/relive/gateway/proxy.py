@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,9 +42,9 @@ from relive.storage.record import NEVER_LEARNT
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Prepare = Callable[[CallRequest, str], Awaitable[tuple[CallRequest, dict[str, Any]]]]
-"""A hook that may change a request of an agent before it is forwarded (lessons put into its prompt), and that gives
-facts for the record about what it did."""
+Prepare = Callable[[CallRequest, str, str, Mapping[str, str]], Awaitable[tuple[CallRequest, dict[str, Any]]]]
+"""A hook that may change a request before it is forwarded (lessons put into its prompt). It is given the request, whose
+it is, its episode and its headers, and gives the request to forward and facts for the record about what it did."""
 
 MOST_BACKGROUND = 1_000
 """Tasks beside calls (rewards, late next states) at a time; beyond, new ones are left out and counted."""

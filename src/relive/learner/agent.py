@@ -266,27 +266,29 @@ class Agent:
     ) -> "_Call":
         messages = _as_chat(messages)
         request = {**self.params, **params}
+        episode = episode_id or new_episode_id()
+        lessons, plan = self.lessons, Plan()
+        if lessons is not None:
+            plan = self.failing_open(lambda: lessons.plan(messages, agent=self.name, episode=episode), plan)
+        if plan.model is not None:
+            request["model"] = plan.model
         choices = None
         if actions is not None:
-            choices = self.allowed(messages, actions)
+            choices = self.allowed(messages, actions) if plan.recalls else list(actions)
             request.setdefault("response_format", choice_format(self._choice_key, choices))
-        prompt, recall = Prompt(messages=messages), self.recall
+        prompt, recall = Prompt(messages=messages), self.recall if plan.recalls else None
         if recall is not None:
             show = action_text if actions is None else partial(shown_choice, self._choice_key, actions)
             prompt = self.failing_open(lambda: recall.prompt(messages, show=show), prompt)
-        episode_id, lessons, plan = episode_id or new_episode_id(), self.lessons, Plan()
-        if lessons is not None:
-            episode = episode_id
-            plan = self.failing_open(lambda: lessons.plan(messages, agent=self.name, episode=episode), plan)
-            prompt = replace(prompt, messages=plan.messages(prompt.messages))
+        prompt = replace(prompt, messages=plan.messages(prompt.messages))
         transition = Transition(
             state={"messages": messages},
             action=None,
             agent=self.name,
-            episode_id=episode_id,
+            episode_id=episode,
             step=step,
             tags=tuple(tags),
-            policy=self.model.model,
+            policy=plan.model or self.model.model,
         )
         return _Call(prompt, request, choices, transition, plan)
 

@@ -16,6 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import aiohttp
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from relive.llm.background import LoopThread
 from relive.llm.call import CONNECT_LIMIT, Call, Timing
@@ -149,6 +152,28 @@ class Upstream:
         body = encode_chat(messages, model=self.model, tools=tools, response_format=response_format, params=params)
         model = params.get("model", self.model)
         return self._run_sync(lambda session: self._chat(session, body, model, timeout))
+
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Vectors of texts (``POST /embeddings``), float32 ``[texts, dimensions]``, without awaiting.
+
+        Raises:
+            UpstreamError: as for `chat`.
+        """
+        body = msgspec.json.encode({"model": self.model, "input": list(texts), "encoding_format": "float"})
+
+        def read(data: Any) -> dict[str, Any] | None:
+            try:
+                rows = {int(one["index"]): one["embedding"] for one in data["data"]}
+                vectors = np.array([rows[at] for at in range(len(texts))], np.float32)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                return None
+            return {"vectors": vectors} if vectors.ndim == 2 and np.isfinite(vectors).all() else None
+
+        async def send(session: aiohttp.ClientSession) -> dict[str, Any]:
+            return await self._call(self.model, None).send(session, "POST", "/embeddings", body, read)
+
+        vectors: npt.NDArray[np.float32] = self._run_sync(send)["vectors"]
+        return vectors
 
     async def models(self) -> list[str]:
         """The names of the models that the endpoint offers (``GET /models``).

@@ -4,17 +4,19 @@ The lessons are in the same file as the experiences. All writes go through the s
 transaction. Any number of processes may use the book; what one changes the next look of another sees.
 """
 
+import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from relive.errors import ReliveError
 from relive.memory import Memory
-from relive.playbook import changes, exchange, exposures, retrieval, rollback, shelf, uplift
+from relive.playbook import changes, exchange, exposures, retrieval, rollback, shelf, uplift, vectors
 from relive.playbook.changes import Applied, Author
+from relive.playbook.experiment import Experiments
 from relive.playbook.exposures import BOOK, Followed
 from relive.playbook.lesson import (
     DEFAULT_TENANT,
@@ -22,18 +24,18 @@ from relive.playbook.lesson import (
     Add,
     Approve,
     Delta,
-    InvalidLessonError,
     Lesson,
     LessonText,
     Retire,
     Source,
     Status,
 )
-from relive.playbook.retrieval import Embed, Found
+from relive.playbook.retrieval import Found
 from relive.playbook.rollback import Origins, RolledBack
 from relive.playbook.shelf import Version
 from relive.playbook.trust import Trust
 from relive.playbook.uplift import Interval, Rules, Shrunk
+from relive.playbook.vectors import Embed, Vectors
 from relive.storage import SqliteStorage, playbook_tables
 from relive.storage.audit import system_user
 from relive.storage.connection import fetch
@@ -44,6 +46,7 @@ CAPACITY = 200_000
 
 _KEY = "playbook_key"
 _EMBEDDED = 256  # lessons embedded together
+_log = logging.getLogger("relive.playbook")
 
 
 class Playbook:
@@ -57,6 +60,9 @@ class Playbook:
         capacity: Most lessons kept; beyond, the least useful leave: retired ones first, proved ones last.
         embed: Makes vectors of texts, so that lessons are found by meaning too; ``None``: by words only.
         author: Who makes changes; ``None``: the user of the operating system.
+
+    Attributes:
+        experiments: Whole variants of agents that are compared.
 
     Raises:
         ValueError: `capacity` is below 1.
@@ -81,8 +87,9 @@ class Playbook:
         self.rules = rules or Rules()
         self.capacity = capacity
         self._embed = embed
-        self._author = author or system_user()
-        self._vectors: tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None
+        self.author = author or system_user()
+        self.experiments = Experiments(self)
+        self._vectors: Vectors | None = None
         self._key: bytes | None = None
 
     # ---- Changing
@@ -112,7 +119,7 @@ class Playbook:
         text = LessonText(do=do, when=when, when_not=when_not, why=why, title=title)
         sources = tuple(Source(ref=f"experience:{n}", experience_id=int(n)) for n in evidence)
         if not sources:
-            sources = (Source(ref=f"person:{self._author}", by=self._author),)
+            sources = (Source(ref=f"person:{self.author}", by=self.author),)
         return self.apply([Add(text=text, agent=agent, sources=sources, origin="person")], person=True)[0]
 
     def apply(self, deltas: Sequence[Delta], *, person: bool = False, who: str | None = None) -> list[Applied]:
@@ -127,7 +134,7 @@ class Playbook:
         Raises:
             InvalidLessonError: one of them names a lesson that is not there; nothing was done.
         """
-        author = Author(who or self._author, person)
+        author = Author(who or self.author, person)
 
         def act(transaction: Transaction) -> list[Applied]:
             applied = changes.apply(transaction, deltas, tenant=self.tenant, author=author, trusted=self.trust)
@@ -143,7 +150,7 @@ class Playbook:
 
     def retire(self, lesson: int, reason: str = "") -> Applied:
         """Takes a lesson out of use; it stays in the book, so that it is not learnt again."""
-        reason = reason or f"Retired by {self._author}."
+        reason = reason or f"Retired by {self.author}."
         return self.apply([Retire(lesson=lesson, reason=reason)], person=True)[0]
 
     def rollback(
@@ -161,14 +168,14 @@ class Playbook:
         """
         self.follow()
         origins = Origins(experience=experience, agent=agent, since=since, until=until)
-        author = Author(self._author, person=True)
+        author = Author(self.author, person=True)
         done: RolledBack = self.storage.write(
             lambda transaction: rollback.roll_back(transaction, origins, author, self.rules)
         ).result()
         return done
 
     def follow(self) -> Followed:
-        """Takes in what calls came to since the last time, and settles or retires lessons by what they are worth."""
+        """Takes in what calls came to since the last time; settles or retires lessons, and reviews the experiment."""
         whole = Followed()
         while True:
             part: Followed = self.storage.write(lambda transaction: exposures.follow(transaction, self.rules)).result()
@@ -181,6 +188,7 @@ class Playbook:
                 whole.retired + part.retired,
             )
             if part.complete:
+                self.storage.write(self.experiments.review).result()
                 return whole
 
     # ---- Looking
@@ -240,7 +248,7 @@ class Playbook:
             limit: At most so many.
             general: Lessons that apply always are found too, whatever the situation.
         """
-        vectors = self._with_vectors(text)
+        near = self._near(text, agent, retrieval.WIDER * limit)
         return self.storage.view(
             lambda c: retrieval.search(
                 c,
@@ -250,7 +258,7 @@ class Playbook:
                 status=status,
                 limit=limit,
                 general=general,
-                vectors=vectors,
+                near=near,
             )
         )
 
@@ -333,33 +341,28 @@ class Playbook:
         playbook_tables.remove(connection, [row[0] for row in gone])
         transaction.audit("lesson", who=author.name, target="room", before={"removed": [row[0] for row in gone][:100]})
 
-    def _with_vectors(
-        self, text: str
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
-        if self._embed is None:
-            return None
+    def _near(self, text: str, agent: str | None, limit: int) -> dict[int, float]:
+        """The lessons whose vectors are nearest to a situation's; none where there are no vectors."""
         embed = self._embed
-        while missing := self.storage.view(lambda c: retrieval.without_vector(c, self.tenant, _EMBEDDED)):
-            vectors = np.asarray(embed([f"{one.text.when} {one.text.do}" for one in missing]), np.float32)
-            if vectors.ndim != 2 or len(vectors) != len(missing) or not np.isfinite(vectors).all():
-                raise InvalidLessonError(
-                    f"embed gave an array of shape {vectors.shape} for {len(missing)} texts; "
-                    "it must give one finite row each."
-                )
-            numbers = [one.id for one in missing]
+        if embed is None or limit < 1:
+            return {}
+        try:
+            stamp = self.storage.view(vectors.stamp)
+            if self._vectors is None or self._vectors.stamp != stamp:
+                whole = self._embed_missing(embed)
+                self._vectors = self.storage.view(lambda c: vectors.load(c, self.tenant))
+                if not whole:
+                    self._vectors = self._vectors._replace(stamp=None)  # the others' turn comes with the next search
+            return vectors.nearest(self._vectors, vectors.checked(embed([text]), 1)[0], agent, limit)
+        except ReliveError as error:
+            _log.warning("Lessons are found by words alone: %s", error)
+            return {}
 
-            def keep(
-                transaction: Transaction, numbers: list[int] = numbers, vectors: npt.NDArray[np.float32] = vectors
-            ) -> None:
-                retrieval.save_vectors(transaction.connection, numbers, vectors)
-
-            self.storage.write(keep, len(numbers)).result()
-            self._vectors = None
-        stamp = self.storage.view(
-            lambda c: c.execute("SELECT coalesce(sum(updated_at), 0) + count(*) FROM lesson WHERE status = 1").get
-        )
-        if self._vectors is None or self._vectors[0] != stamp:
-            ids, matrix = self.storage.view(lambda c: retrieval.load_vectors(c, self.tenant))
-            self._vectors = (stamp, ids, matrix)
-        situation = np.asarray(embed([text]), np.float32)[0]
-        return self._vectors[1], self._vectors[2], situation
+    def _embed_missing(self, embed: Embed) -> bool:
+        """Makes vectors of some lessons that have none; returns whether all of them have one now."""
+        missing = self.storage.view(lambda c: vectors.missing(c, self.tenant, _EMBEDDED))
+        if missing:
+            made = vectors.checked(embed([f"{one.text.when} {one.text.do}" for one in missing]), len(missing))
+            numbers = [(one.id, one.version) for one in missing]
+            self.storage.write(lambda t: vectors.save(t.connection, numbers, made), len(missing)).result()
+        return len(missing) < _EMBEDDED

@@ -32,6 +32,9 @@ FACT = "injected"
 BOOK = 0
 """Stands for the whole book where a lesson's id is expected."""
 
+TRIAL = -1
+"""Stands for an experiment there: its number is in place of the version, the variant in place of whether shown."""
+
 LESSON, EXPERIENCE = 0, 1
 """Kinds of things that a prompt is given."""
 
@@ -58,19 +61,21 @@ class Injected(msgspec.Struct, frozen=True, kw_only=True):
         episode: What assignments were made by: the episode, or the conversation where none was named.
         tenant: Whose book.
         agent: Who asked.
-        book: Whether the book was used at all, and the chance that it was.
+        book: Whether the book was used at all, and the chance that it was; ``None``: nothing in it was near enough.
         lessons: Those that were eligible; none if the book was held out.
         experiences: Id and distance of each past success that was shown.
         tokens: How long the block was, estimated.
+        trial: The experiment's number, the position of the episode's variant, and the chance of it; see `experiment`.
     """
 
     episode: str
     tenant: str
     agent: str
-    book: tuple[bool, float]
+    book: tuple[bool, float] | None = None
     lessons: tuple[Shown, ...] = ()
     experiences: tuple[tuple[int, float | None], ...] = ()
     tokens: int = 0
+    trial: tuple[int, int, float | None] | None = None
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -138,7 +143,7 @@ def review(transaction: Transaction, numbers: Sequence[int], rules: Rules) -> tu
     proved: list[int] = []
     retired: list[int] = []
     for number in numbers:
-        lesson = None if number == BOOK else shelf.read(connection, [number])[0]
+        lesson = None if number in (BOOK, TRIAL) else shelf.read(connection, [number])[0]
         if lesson is None:
             continue
         evidence = evidence_of(connection, number, lesson.version)
@@ -215,11 +220,14 @@ def remember(connection: apsw.Connection, name: str, value: Any) -> None:
 def _expose(connection: apsw.Connection, stored: Stored, injected: Injected, dirty: set[int]) -> int:
     before = connection.total_changes()
     at = shelf.microseconds()
-    used, chance = injected.book
-    rows = [
-        (BOOK, 0, used, chance, None),
-        *((one.lesson, one.version, one.shown, one.propensity, one.distance) for one in injected.lessons),
+    rows: list[tuple[int, int, int, float, float | None]] = [
+        (one.lesson, one.version, one.shown, one.propensity, one.distance) for one in injected.lessons
     ]
+    if injected.book is not None:
+        rows.append((BOOK, 0, *injected.book, None))
+    if injected.trial is not None:
+        number, variant, chance = injected.trial
+        rows.append((TRIAL, number, variant, 1.0 if chance is None else chance, None))
     connection.executemany(
         """INSERT OR IGNORE INTO exposure(lesson_id, version, episode, tenant, agent, shown, propensity, distance,
         experience_id, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",

@@ -1,31 +1,25 @@
 """`PromptHook`: injection for a gateway, which knows lessons only through a hook.
 
 The hook gets a request before it is forwarded and gives back a request and facts for the record. It changes the text of
-one message; every other byte of the body stays. Whatever goes wrong in the memory, the request goes on as it came, and
-the facts say so.
-
-Calls of one conversation are treated alike. The hook is told neither episode nor header, so it tells conversations by
-what was said: a call that begins with the messages of an earlier one, and has an answer after them, goes on with it.
+one message, and what an experiment changes; every other byte of the body stays. Whatever goes wrong in the memory, the
+request goes on as it came, and the facts say so. Chat completions and Anthropic's messages are given lessons; what has
+no ``messages`` goes on as it is.
 """
 
 import asyncio
-import hashlib
 import json
-import secrets
-import threading
-import time
-from collections import OrderedDict
-from typing import Any, Protocol, Self, TypeVar
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from relive.playbook.injection import Injection, last_user, with_block
+from relive.playbook.injection import Injection, Plan, instructed, last_user, with_block
 
-OPT_OUT = "relive_inject"
-"""A field of the request's ``metadata``; if it is ``"off"``, the prompt is given nothing."""
+HEADER = "x-relive-inject"
+"""A request's header: ``on``, ``dry-run`` (the record says what the prompt would be given) or anything else for off."""
 
-_MOST_CONVERSATIONS = 20_000
-_FOLLOW_EVERY = 5.0  # seconds
+Mode = Literal["off", "dry-run", "on"]
+_MODES: tuple[Mode, ...] = ("off", "dry-run", "on")
 
 
 class Request(Protocol):
@@ -48,65 +42,57 @@ class PromptHook:
 
     Args:
         injection: Chooses what a prompt is given.
-        follow: Whether to take in what calls came to, now and then, beside them.
+        mode: The most that is done; a request's header may ask for less.
     """
 
-    def __init__(self, injection: Injection, *, follow: bool = True) -> None:
+    def __init__(self, injection: Injection, *, mode: Mode = "on") -> None:
         self.injection = injection
-        self._follow = follow
-        self._followed = time.monotonic()
-        self._conversations: OrderedDict[bytes, str] = OrderedDict()
-        self._lock = threading.Lock()
+        self.mode = mode
 
-    async def __call__(self, request: R, agent: str) -> tuple[R, dict[str, Any]]:
+    async def __call__(
+        self, request: R, agent: str, episode: str, headers: Mapping[str, str]
+    ) -> tuple[R, dict[str, Any]]:
         """The request to forward, and facts for its record."""
+        asked = headers.get(HEADER, self.mode).strip().lower()
+        mode = _MODES[min(_MODES.index(self.mode), _MODES.index(asked) if asked in _MODES else 0)]
         messages = request.value("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             return request, {}
-        metadata = request.value("metadata")
-        if isinstance(metadata, dict) and str(metadata.get(OPT_OUT, "")).lower() == "off":
-            return request, {"injection": "off"}
+        if mode == "off":
+            return request, {"injection": mode}
         try:
-            return await asyncio.to_thread(self._prepare, request, messages, agent)
+            return await asyncio.to_thread(self._prepare, request, messages, agent, episode, mode)
         except Exception as error:  # noqa: BLE001 - whatever breaks in the memory must not stop the agent
             return request, {"injection_error": f"{type(error).__name__}: {error}"[:300]}
 
-    def _prepare(self, request: R, messages: list[Any], agent: str) -> tuple[R, dict[str, Any]]:
-        plan = self.injection.plan(messages, agent=agent, episode=self._episode(agent, messages))
-        self._follow_now_and_then()
-        if not plan.block:
+    def _prepare(
+        self, request: R, messages: list[Any], agent: str, episode: str, mode: Mode
+    ) -> tuple[R, dict[str, Any]]:
+        if mode == "dry-run":
+            plan = self.injection.plan(messages, agent=agent, episode=episode, everything=True)
+            return request, {"injection": mode, "would_be": plan.facts.get("injected")}
+        plan = self.injection.plan(messages, agent=agent, episode=episode)
+        changed = _changed(request, messages, plan)
+        if not changed:
             return request, plan.facts
-        at = last_user(messages)
+        return type(request)(request.path, msgspec.json.encode({**request.fields, **changed})), plan.facts
+
+
+def _changed(request: Request, messages: list[Any], plan: Plan) -> dict[str, Any]:
+    """The fields of a request that a plan changes."""
+    fields: dict[str, Any] = {} if plan.model is None else {"model": plan.model}
+    if plan.block or plan.instructions is not None:
         texts = msgspec.json.decode(request.fields["messages"], type=list[msgspec.Raw])
-        if at is None or len(texts) != len(messages):
-            return request, {}
-        changed = {**messages[at], "content": with_block(messages[at].get("content"), plan.block)}
-        texts[at] = msgspec.Raw(json.dumps(changed, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        body = msgspec.json.encode({**request.fields, "messages": texts})
-        return type(request)(request.path, body), plan.facts
+        at = last_user(messages)
+        if plan.block and at is not None:
+            texts[at] = _json({**messages[at], "content": with_block(messages[at].get("content"), plan.block)})
+        if plan.instructions is not None and request.path.endswith("/messages"):
+            fields["system"] = plan.instructions
+        elif plan.instructions is not None:
+            texts = [_json({"role": "system", "content": plan.instructions}), *texts[instructed(messages) :]]
+        fields["messages"] = texts
+    return fields
 
-    def _episode(self, agent: str, messages: list[Any]) -> str:
-        """The conversation that these messages go on with, or a new one."""
-        digest = hashlib.blake2b(agent.encode(), digest_size=16)
-        known: str | None = None
-        with self._lock:
-            for message in messages:
-                if message.get("role") == "assistant":
-                    known = self._conversations.get(digest.digest(), known)
-                digest.update(json.dumps(message, sort_keys=True).encode())
-            episode = known or secrets.token_hex(16)
-            self._conversations[digest.digest()] = episode
-            while len(self._conversations) > _MOST_CONVERSATIONS:
-                self._conversations.popitem(last=False)
-        return episode
 
-    def _follow_now_and_then(self) -> None:
-        if self._follow and time.monotonic() - self._followed >= _FOLLOW_EVERY:
-            self._followed = time.monotonic()
-            self.injection.book.follow()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.injection.book.follow()
+def _json(message: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass"))

@@ -10,6 +10,8 @@ What holds here:
 - Which lessons were eligible, which were shown and with what chance goes into the record of the call (`Plan.facts`);
   see `exposures`. What is eligible never depends on who is shown what.
 - A share of episodes gets nothing at all, so that the worth of the whole book is known as well.
+- Where an experiment runs, the episode's variant comes first: it may replace instructions and model, and go without the
+  book; see `experiment`.
 """
 
 import math
@@ -19,6 +21,7 @@ from typing import Any
 import msgspec
 
 from relive.playbook.book import Playbook
+from relive.playbook.experiment import Variant
 from relive.playbook.exposures import FACT, Injected, Shown
 from relive.playbook.lesson import Lesson
 from relive.playbook.likeness import likeness
@@ -45,6 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         shown: Those of them that are shown.
         experiences: Past successes that are shown, with their distance.
         tokens: The block's length, estimated.
+        variant: The variant of an experiment that this call is; ``None``: none.
         injected: What goes into the record; ``None``: nothing was looked up.
     """
 
@@ -53,7 +57,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     shown: tuple[Found, ...] = ()
     experiences: tuple[tuple[Recalled, float], ...] = ()
     tokens: int = 0
+    variant: Variant | None = None
     injected: Injected | None = None
+
+    @property
+    def recalls(self) -> bool:
+        """Whether anything from memory may be put into the prompt."""
+        return self.variant is None or self.variant.recall
+
+    @property
+    def model(self) -> str | None:
+        """The model to ask in place of the call's own; ``None``: its own."""
+        return None if self.variant is None else self.variant.model
+
+    @property
+    def instructions(self) -> str | None:
+        """The instructions in place of the call's own; ``None``: its own."""
+        return None if self.variant is None else self.variant.prompt
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -63,6 +83,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation with the block in its last user message; the given one is not changed."""
         result = list(messages)
+        if self.instructions is not None:
+            result = [{"role": "system", "content": self.instructions}, *result[instructed(result) :]]
         at = last_user(result)
         if self.block and at is not None:
             result[at] = {**result[at], "content": with_block(result[at].get("content"), self.block)}
@@ -74,8 +96,8 @@ class Injection:
 
     Args:
         book: The lessons.
-        recall: Finds past successes; ``None``: none are shown.
         lessons: At most so many lessons. Default 5.
+        successes: At most so many past successes of the agent. Default 0: `Agent` shows them as turns of their own.
         token_budget: At most so many tokens for the whole block, by `count_tokens`.
         max_distance: Nothing farther than this is shown, from 0 to 1; see `retrieval` for lessons. A past success's
             distance is 1 minus the share of words that the two situations have in common, of the shorter one's.
@@ -90,20 +112,20 @@ class Injection:
         self,
         book: Playbook,
         *,
-        recall: Recall | None = None,
         lessons: int = 5,
+        successes: int = 0,
         token_budget: int = 600,
         max_distance: float = 0.8,
         held_out: float = 0.1,
         count_tokens: Callable[[str], int] | None = None,
     ) -> None:
-        if lessons < 0 or token_budget < 0:
-            raise ValueError("lessons and token_budget must be at least 0.")
+        if lessons < 0 or successes < 0 or token_budget < 0:
+            raise ValueError("lessons, successes and token_budget must be at least 0.")
         if not 0 <= max_distance <= 1 or not 0 <= held_out < 1:
             raise ValueError("max_distance must be from 0 to 1, held_out from 0 to below 1.")
         self.book = book
-        self.recall = recall
         self.lessons = lessons
+        self.successes = successes
         self.token_budget = token_budget
         self.max_distance = max_distance
         self.held_out = held_out
@@ -118,13 +140,19 @@ class Injection:
             episode: What is treated alike throughout: the episode, or the conversation.
             everything: Hold nothing out, for a dry run; what is planned so must not be recorded.
         """
-        if self.book.trust.autonomy == 1 or last_user(messages) is None:
-            return Plan()
+        trial = None if everything else self.book.experiments.assign(agent, episode)
+        variant, fact = (None, None) if trial is None else trial
+        without = Plan()
+        if trial is not None:
+            told = Injected(episode=episode, tenant=self.book.tenant, agent=agent, trial=fact)
+            without = Plan(variant=variant, injected=told)
+        if not without.recalls or self.book.trust.autonomy == 1 or last_user(messages) is None:
+            return without
         text = without_notes(state_text(list(messages)))
         eligible = self._eligible(text, agent, episode)
-        past = self._successes(text, self.token_budget - self._size(eligible, ()))
+        past = self._past(text, agent, self.token_budget - self._size(eligible, ()))
         if not eligible and not past:
-            return Plan()
+            return without
         chance = 1.0 - self.held_out
         used = everything or assigned(self.book.key(), "book", episode, chance)
         lessons = tuple(self._assign(found, episode, everything) for found in eligible) if used else ()
@@ -140,9 +168,16 @@ class Injection:
             lessons=lessons,
             experiences=tuple((one.id, round(distance, 4)) for one, distance in past),
             tokens=size,
+            trial=fact,
         )
         return Plan(
-            block=block, eligible=tuple(eligible), shown=shown, experiences=past, tokens=size, injected=injected
+            block=block,
+            eligible=tuple(eligible),
+            shown=shown,
+            experiences=past,
+            tokens=size,
+            variant=variant,
+            injected=injected,
         )
 
     def _eligible(self, text: str, agent: str, episode: str) -> list[Found]:
@@ -184,24 +219,23 @@ class Injection:
         shown = everything or assigned(self.book.key(), lesson.id, episode, propensity)
         return Shown(lesson.id, lesson.version, round(found.distance, 4), shown, propensity)
 
-    def _successes(self, text: str, budget: int) -> tuple[tuple[Recalled, float], ...]:
-        recall = self.recall
-        if recall is None or budget <= 0:
+    def _past(self, text: str, agent: str, budget: int) -> tuple[tuple[Recalled, float], ...]:
+        """The agent's own past successes that are alike enough, within the budget."""
+        if not self.successes or budget <= 0:
             return ()
         words = frozenset(tokens(text))
-        found = recall.candidates(text)
-        bad = self.book.distrusted([one.id for one in found])
+        recall = Recall(self.book.storage, agent=agent, distrusted=self.book.distrusted)
         chosen: list[tuple[Recalled, float]] = []
-        for one in found:
+        for one in recall.candidates(text):
             distance = _apart(words, frozenset(tokens(state_text(one.transition.state))))
             line = _success(one)
-            if one.id in bad or distance > self.max_distance or not line:
+            if distance > self.max_distance or not line:
                 continue
             if self._count(line) + 1 > budget:
                 continue
             budget -= self._count(line) + 1
             chosen.append((one, distance))
-            if len(chosen) == recall.demonstrations:
+            if len(chosen) == self.successes:
                 break
         return tuple(chosen)
 
@@ -215,8 +249,15 @@ def as_notes(text: str) -> str:
 
 
 def last_user(messages: Sequence[Message]) -> int | None:
-    """Position of the last message of the user; ``None``: there is none."""
-    return next((at for at in range(len(messages) - 1, -1, -1) if messages[at].get("role") == "user"), None)
+    """Position of the last message in which the user says something; ``None``: there is none."""
+    places = range(len(messages) - 1, -1, -1)
+    return next((at for at in places if messages[at].get("role") == "user" and not _holds_results(messages[at])), None)
+
+
+def instructed(messages: Sequence[Message]) -> int:
+    """How many messages at the beginning are instructions."""
+    roles = (message.get("role") for message in messages)
+    return next((at for at, role in enumerate(roles) if role not in ("system", "developer")), len(messages))
 
 
 def with_block(content: Any, block: str) -> Any:
@@ -249,6 +290,14 @@ def _block(lessons: Sequence[Found], past: Sequence[tuple[Recalled, float]]) -> 
 
 def _frame(lines: Sequence[str]) -> str:
     return "\n".join([NOTES_BEGIN, HEAD, *lines, NOTES_END])
+
+
+def _holds_results(message: Message) -> bool:
+    """Whether these are tools' results, which Anthropic's API has the user say, with nothing allowed before them."""
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == "tool_result" for part in content
+    )
 
 
 def _lower(text: str) -> str:

@@ -8,23 +8,21 @@ words only the rarest are looked up: a word that stands in every second lesson t
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import apsw
-import numpy as np
-import numpy.typing as npt
 
 from relive.playbook import shelf
 from relive.playbook.lesson import STATUSES, Lesson, Status
 from relive.storage.connection import fetch
 from relive.storage.text import tokens
 
-Embed: TypeAlias = Callable[[Sequence[str]], npt.NDArray[np.float32]]
-"""Makes vectors of texts: float32 ``[texts, dimensions]``, of any length but 0."""
-
 FUSION = 60
 """The constant of reciprocal-rank fusion."""
+
+WIDER = 4
+"""How many times more is looked at than is wanted, by words and by vectors each."""
 
 MOST_WORDS = 8
 """Words of a situation that are looked up."""
@@ -56,7 +54,7 @@ def search(
     status: Status | None = "active",
     limit: int = 10,
     general: bool = False,
-    vectors: "tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]] | None" = None,
+    near: Mapping[int, float] | None = None,
 ) -> list[Found]:
     """The lessons nearest to a situation, the nearest first.
 
@@ -68,22 +66,13 @@ def search(
         status: Only with this status; ``None``: any.
         limit: At most so many.
         general: Lessons that apply always belong to every situation, at distance 0.
-        vectors: Ids int64 ``[n]``, their unit vectors float32 ``[n, d]``, and the situation's float32 ``[d]``.
+        near: Lessons that are near by their vectors, the nearest first, with their cosine; see `vectors`.
     """
-    wanted = 4 * limit
+    near, wanted = near or {}, WIDER * limit
     counts = _rarity(connection, tokens(text))
     by_words = _by_words(connection, counts, tenant, agent, status, wanted)
-    near: dict[int, float] = {}
-    lists = [by_words]
-    if vectors is not None and len(vectors[0]):
-        ids, matrix, situation = vectors
-        closeness = matrix @ (situation / max(float(np.linalg.norm(situation)), 1e-12))
-        best = np.argpartition(-closeness, min(wanted, len(ids)) - 1)[:wanted]
-        best = best[np.argsort(-closeness[best], kind="stable")]
-        near = {int(ids[at]): float(closeness[at]) for at in best}
-        lists.append(list(near))
     always: list[int] = _general(connection, tenant, agent, status, wanted) if general else []
-    order = fuse([*lists, always])
+    order = fuse([by_words, list(near), always])
     words = frozenset(tokens(text))
     found: list[Found] = []
     whole = int(connection.execute("SELECT coalesce(max(id), 0) FROM lesson").get)
@@ -110,39 +99,6 @@ def fuse(lists: Sequence[Sequence[int]]) -> list[int]:
         for rank, number in enumerate(ranking):
             score[number] = score.get(number, 0.0) + 1.0 / (FUSION + rank + 1)
     return sorted(score, key=lambda number: (-score[number], number))
-
-
-def load_vectors(connection: apsw.Connection, tenant: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Ids and unit vectors of the active lessons that have one."""
-    rows = fetch(
-        connection,
-        "SELECT v.id, v.body FROM lesson_vector v JOIN lesson l ON l.id = v.id WHERE l.tenant = ? AND l.status = ?",
-        (tenant, STATUSES.index("active")),
-    )
-    if not rows:
-        return np.empty(0, np.int64), np.empty((0, 0), np.float32)
-    matrix = np.stack([np.frombuffer(body, "<f4") for _, body in rows])
-    return np.array([number for number, _ in rows], np.int64), matrix
-
-
-def save_vectors(connection: apsw.Connection, numbers: Sequence[int], vectors: npt.NDArray[np.float32]) -> None:
-    """Keeps the vectors of lessons, scaled to length 1."""
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    connection.executemany(
-        "INSERT OR REPLACE INTO lesson_vector VALUES (?, ?)",
-        [(number, row.astype("<f4").tobytes()) for number, row in zip(numbers, unit, strict=True)],
-    )
-
-
-def without_vector(connection: apsw.Connection, tenant: str, limit: int) -> list[Lesson]:
-    """Active lessons that have no vector yet."""
-    rows = fetch(
-        connection,
-        """SELECT id FROM lesson WHERE tenant = ? AND status = ? AND id NOT IN (SELECT id FROM lesson_vector)
-        ORDER BY id LIMIT ?""",
-        (tenant, STATUSES.index("active"), limit),
-    )
-    return [lesson for lesson in shelf.read(connection, [row[0] for row in rows]) if lesson is not None]
 
 
 def _rarity(connection: apsw.Connection, words: Sequence[str]) -> dict[str, int]:

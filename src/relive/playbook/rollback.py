@@ -109,7 +109,7 @@ def roll_back(transaction: Transaction, origins: Origins, author: Author, rules:
             candidates.append(number)
         else:
             weakened.append(number)
-    exposures.review(transaction, sorted((exposed | lessons) - {exposures.BOOK}), rules)
+    exposures.review(transaction, sorted(exposed | lessons), rules)
     transaction.audit(
         "rollback",
         who=author.name,

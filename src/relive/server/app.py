@@ -12,8 +12,8 @@ from relive.gateway.refusals import RefusalError
 from relive.server.api import AdminAPI
 from relive.server.build import Parts, is_loopback
 
-BOUNDS_EVERY = 5.0
-"""Seconds after which calls recorded meanwhile count for the store's limits."""
+FOLLOWS_EVERY = 5.0
+"""Seconds after which calls recorded meanwhile count for the store's limits, and for what lessons are worth."""
 
 _log = logging.getLogger("relive.server")
 
@@ -52,22 +52,25 @@ class App:
         if found:
             _log.warning("An earlier gateway was cut off; what it left is recorded.", extra={"found": found})
         await send({"type": "lifespan.startup.complete"})
-        bounding = asyncio.create_task(self._keep_bounds())
+        following = asyncio.create_task(self._follow())
         await receive()
-        bounding.cancel()
-        await asyncio.gather(bounding, return_exceptions=True)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
         await gateway.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _keep_bounds(self) -> None:
-        """Has what is too much or too old leave the store, even while nobody draws from it."""
-        memory = self._parts.memory
-        while memory.storage.owns_index:
-            await asyncio.sleep(BOUNDS_EVERY)
+    async def _follow(self) -> None:
+        """Has what is too much or too old leave the store even while nobody draws from it, and reviews lessons."""
+        memory, lessons = self._parts.memory, self._parts.lessons
+        while True:
+            await asyncio.sleep(FOLLOWS_EVERY)
             try:
-                await asyncio.to_thread(memory.follow)
+                if memory.storage.owns_index:
+                    await asyncio.to_thread(memory.follow)
+                if lessons is not None:
+                    await asyncio.to_thread(lessons.book.follow)
             except ReliveError as error:
-                _log.warning("The store's bounds could not be kept: %s", error)
+                _log.warning("The store could not be followed: %s", error)
 
 
 def _from_here(scope: Scope) -> bool:

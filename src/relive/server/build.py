@@ -24,13 +24,20 @@ from relive.gateway.spool import Spool
 from relive.llm.endpoint import Endpoint
 from relive.llm.pricing import NANO_PER_USD, Price, PriceTable
 from relive.llm.retry import RetryPolicy
+from relive.llm.upstream import Upstream
 from relive.memory import Memory
+from relive.playbook.book import Playbook
+from relive.playbook.hook import PromptHook
+from relive.playbook.injection import Injection
+from relive.playbook.trust import Trust
 from relive.rewards import RewardFunction, from_settings
 from relive.server.settings import Settings, SettingsError
 from relive.storage.connection import check_path
 from relive.storage.errors import IndexOwnedError
 from relive.storage.redaction import Redactor
 from relive.storage.sqlite import SqliteStorage
+
+_PATIENCE = 3.0  # seconds for the vector of a prompt
 
 
 class Parts(NamedTuple):
@@ -42,6 +49,7 @@ class Parts(NamedTuple):
         gateway: The gateway.
         keys: The gateway's keys.
         ledger: Its own database.
+        lessons: Chooses what prompts are given; ``None``: they are given nothing.
         keys_required: Whether callers must show a key.
         notes: What its owner should know, in sentences.
     """
@@ -51,6 +59,7 @@ class Parts(NamedTuple):
     gateway: Gateway
     keys: Keys
     ledger: Ledger
+    lessons: Injection | None
     keys_required: bool
     notes: list[str]
 
@@ -108,6 +117,7 @@ def build(settings: Settings, *, url: str | None = None) -> Parts:
     except BaseException:
         ledger.close()
         raise
+    lessons = make_lessons(settings, memory)
     prices = make_prices(settings)
     spool = settings.store.spool or beside(store) / "spool"
     gateway = Gateway(
@@ -123,11 +133,12 @@ def build(settings: Settings, *, url: str | None = None) -> Parts:
             **settings.limits.model_dump(), drain=settings.capture.drain, with_tokens=settings.capture.token_ids
         ),
         rewards=rewards,
+        prepare=None if lessons is None else PromptHook(lessons, mode=settings.lessons.inject),
         last_step=lambda episode: _last_step(memory.storage, episode),
         snapshot=Snapshots(ledger).keep({"relive": __version__, "settings": public(settings), "prices": _price_data()}),
         agent=settings.capture.agent,
     )
-    return Parts(settings, memory, gateway, keys, ledger, required, notes)
+    return Parts(settings, memory, gateway, keys, ledger, lessons, required, notes)
 
 
 def is_loopback(host: str) -> bool:
@@ -219,6 +230,32 @@ def make_rewards(settings: Settings) -> dict[str, RewardFunction]:
             raise SettingsError(f"Two rewards are called {name!r}; give each its own name.")
         rewards[name] = from_settings(rest)
     return rewards
+
+
+def make_lessons(settings: Settings, memory: Memory) -> Injection | None:
+    """What prompts are given; ``None``: nothing."""
+    table = settings.lessons
+    if table.inject == "off":
+        return None
+    model = next((one for one in settings.models if one.name == table.embeddings), None)
+    embed = None
+    if model is not None:
+        embed = Upstream(
+            model.upstream,
+            model.model or model.name,
+            provider_key(model),
+            timeout=_PATIENCE,  # an agent waits meanwhile; without vectors lessons are found by words
+            max_attempts=1,
+            headers=model.headers,
+        ).embed
+    return Injection(
+        Playbook(memory, trust=Trust(autonomy=table.autonomy), embed=embed),
+        lessons=table.lessons,
+        successes=table.successes,
+        token_budget=table.token_budget,
+        max_distance=table.max_distance,
+        held_out=table.held_out,
+    )
 
 
 def make_cache(settings: Settings) -> AnswerCache | None:

@@ -131,6 +131,30 @@ class Capture(_Table):
     secrets: bool = Field(default=True, description="Take out keys, tokens and passwords.")
 
 
+class LessonsTable(_Table):
+    """Lessons and past successes that are put into prompts."""
+
+    inject: Literal["off", "dry-run", "on"] = Field(
+        default="off", description="off; dry-run: only recorded; on. A request may ask for less (x-relive-inject)."
+    )
+    lessons: Annotated[int, Field(ge=0, le=100)] = Field(default=5, description="At most so many lessons a prompt.")
+    successes: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=2, description="At most so many of the agent's past successes a prompt."
+    )
+    token_budget: Annotated[int, Field(ge=0)] = Field(default=600, description="Most tokens put into a prompt.")
+    max_distance: Annotated[float, Field(ge=0, le=1)] = Field(default=0.8, description="Nothing farther than this.")
+    held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.1, description="Share of episodes that get nothing, for the worth of the whole book."
+    )
+    autonomy: Annotated[int, Field(ge=1, le=4)] = Field(
+        default=2,
+        description="1: record only; 2: a person approves each lesson; 3, 4: none need be asked.",
+    )
+    embeddings: Name | None = Field(
+        default=None, description="The model of [[models]] that makes vectors, to find lessons by meaning too."
+    )
+
+
 class CacheTable(_Table):
     """Answers that are given again to exactly the same request; kept in memory alone."""
 
@@ -194,6 +218,7 @@ class Settings(BaseSettings):
     limits: LimitsTable = Field(default_factory=LimitsTable)
     capture: Capture = Field(default_factory=Capture)
     cache: CacheTable = Field(default_factory=CacheTable)
+    lessons: LessonsTable = Field(default_factory=LessonsTable)
     time_zone: str = Field(default="UTC", description="Where days and months begin.")
     budgets: list[BudgetTable] = Field(default_factory=list)
     rewards: list[dict[str, Any]] = Field(default_factory=list, description="Rewards given to each recorded call.")
@@ -207,6 +232,13 @@ class Settings(BaseSettings):
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
             raise ValueError("is no time zone; give one such as Europe/Berlin") from error
         return name
+
+    @model_validator(mode="after")
+    def _embeddings_are_a_model(self) -> "Settings":
+        name = self.lessons.embeddings
+        if name is not None and name not in {model.name for model in self.models}:
+            raise ValueError(f"lessons.embeddings names {name!r}, which is none of the models")
+        return self
 
     @field_validator("metrics")
     @classmethod
