@@ -178,12 +178,17 @@ class Index {
       for (int64_t i = 0; i < count; ++i) errors_[static_cast<size_t>(i)] = std::fabs(values[i]) + epsilon;
       values = errors_.data();
     }
-    const int64_t bad = first_bad(values, count);
-    if (bad >= 0) return -1 - bad;
     work_.resize(static_cast<size_t>(count));
-    int64_t live = 0;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t slot = slots_.find(ids[i]);
+      work_[static_cast<size_t>(i)] = slot;
+      if (slot >= 0) tree_.prefetch(slot);  // comes while the powers are computed
+    }
+    const int64_t bad = first_bad(values, count);
+    if (bad >= 0) return -1 - bad;
+    int64_t live = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t slot = work_[static_cast<size_t>(i)];
       if (slot < 0) continue;
       work_[static_cast<size_t>(live)] = slot;
       leaves_[static_cast<size_t>(live)] = leaves_[static_cast<size_t>(i)];

@@ -324,6 +324,7 @@ static void bind_rows(nb::module_& m) {
 }  // namespace relive
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // what ends with the interpreter is no leak; nanobind would report it on stderr
   m.doc() = "Native core of relive.buffer.";
   relive::bind_block(m);
   relive::bind_index(m);

@@ -432,6 +432,7 @@ nb::list find(nb::bytes text, unsigned search) {
 }  // namespace
 
 NB_MODULE(_secrets, m) {
+  nb::set_leak_warnings(false);  // what ends with the interpreter is no leak; nanobind would report it on stderr
   m.doc() = "Finds secrets and personal data in UTF-8 text; see relive.storage.redaction.";
   m.def("suspicious", &suspicious, nb::arg("json"), nb::arg("search"),
         "Whether JSON text may hold something to redact; never misses what `find` sees in its strings.");

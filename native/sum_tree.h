@@ -52,6 +52,14 @@ class SumTree {
   // The slots that hold the given masses of the cumulative sum, each in [0, total]. `masses` is overwritten.
   void locate(double* masses, int64_t count, int64_t* slots) const { kernels().locate(view(), masses, count, slots); }
 
+  // Asks for the memory that a write to the slot will touch.
+  void prefetch(int64_t slot) const {
+    __builtin_prefetch(leaves_.data() + slot, 1);
+    const double* sums = levels_[0] + (slot >> (2 * kShift)) * kWidth;  // the whole group is added up
+    __builtin_prefetch(sums, 1);
+    __builtin_prefetch(sums + kWidth / 2, 1);
+  }
+
   float leaf(int64_t slot) const { return leaves_[slot]; }
   const float* leaves() const { return leaves_.data(); }
   double total() const { return kernels().total(view()); }
@@ -77,13 +85,6 @@ class SumTree {
 
   TreeView view() const {
     return {const_cast<float*>(leaves_.data()), levels_.data(), counts_.data(), static_cast<int>(levels_.size())};
-  }
-
-  void prefetch(int64_t slot) const {
-    __builtin_prefetch(leaves_.data() + slot, 1);
-    const double* sums = levels_[0] + (slot >> (2 * kShift)) * kWidth;  // the whole group is added up
-    __builtin_prefetch(sums, 1);
-    __builtin_prefetch(sums + kWidth / 2, 1);
   }
 
   void set_leaf(int64_t slot, float leaf) {

@@ -108,6 +108,7 @@ std::optional<std::string> ascii_tokens_of(nb::str text) {
 }  // namespace
 
 NB_MODULE(_text, m) {
+  nb::set_leak_warnings(false);  // what ends with the interpreter is no leak; nanobind would report it on stderr
   m.doc() = "Tokens of ASCII text; see relive.storage.text.";
   m.def("ascii_tokens", &ascii_tokens_of, nb::arg("text"),
         "The tokens of a text, joined by spaces; None: it is not ASCII.");
