@@ -4,7 +4,24 @@ import numpy as np
 import pytest
 
 import relive
-from relive.buffer import Filter, Selection, Selector, SelectorError
+from relive.buffer import (
+    EpisodeFields,
+    Episodes,
+    Filter,
+    Groups,
+    Mixture,
+    NStep,
+    OfExperience,
+    Rarity,
+    Selection,
+    Selector,
+    SelectorError,
+    Slices,
+    Stratified,
+    TaskBalanced,
+    TdError,
+    TokenBudget,
+)
 
 
 class Chooses(Selector):
@@ -43,6 +60,7 @@ def selection(chosen, **changes):
         (selection(ids(-1)), "Chooses chose experience -1, which is not stored"),
         (selection(ids(10**15)), "which is not stored"),
         (selection(ids(0, 1, 2)), "Chooses was asked for 2 and chose 3"),
+        (None, "Chooses must choose a Selection, not None"),
         (selection(np.array([0.0])), "must give ids as an int64 array"),
         (selection(ids(0, 1), probabilities=np.ones(1)), r"chose 2 experiences with \(1,\) probabilities"),
         (selection(ids(0, 1), weights=np.ones(3)), r"chose 2 experiences with \(3,\) weights"),
@@ -69,10 +87,11 @@ def test_a_sequence_must_be_as_long_as_its_rows():
     class Sequences(Chooses):
         row_by_row = False
 
-    buffer = relive.ReplayBuffer(4, sampler=Sequences(selection(ids(0, 1), lengths=ids(3))))
-    buffer.add_batch([1, 2])
-    with pytest.raises(SelectorError, match="chose 2 rows in sequences of 3"):
-        buffer.sample(1)
+    for lengths in ([3], [3, -1], [2, 0]):
+        buffer = relive.ReplayBuffer(4, sampler=Sequences(selection(ids(0, 1), lengths=ids(*lengths))))
+        buffer.add_batch([1, 2])
+        with pytest.raises(SelectorError, match=rf"chose 2 rows in sequences of \{lengths}"):
+            buffer.sample(2)
 
 
 @pytest.mark.parametrize(
@@ -124,3 +143,42 @@ def test_a_selector_that_asks_for_experiences_that_are_not_stored_is_told_so():
         buffer.add({"x": 1.0})
         with pytest.raises(SelectorError, match="Experience 3 was asked for, which is not stored"):
             buffer.sample(1)
+
+
+def key(experience):
+    return experience["key"]
+
+
+FIELDS = EpisodeFields(episode=key)
+LOOK_AT_EACH = {
+    "filter": lambda: {"sampler": Filter(where=key)},
+    "filter in a mixture": lambda: {"sampler": Mixture((relive.Uniform(), 1), (Filter(where=key), 1))},
+    "filter in a budget": lambda: {"sampler": TokenBudget(99, Filter(where=key))},
+    "stratified": lambda: {"sampler": Stratified(key)},
+    "stratified filters": lambda: {"sampler": Stratified("agent", sampler=Filter(relive.Uniform(), where=key))},
+    "n-step": lambda: {"sampler": NStep(fields=FIELDS)},
+    "slices": lambda: {"sampler": Slices(2, fields=FIELDS)},
+    "episodes": lambda: {"sampler": Episodes(fields=FIELDS)},
+    "groups": lambda: {"sampler": Groups(key=key)},
+    "remover": lambda: {"remover": Filter(relive.Fifo(), where=key)},
+    "balanced": lambda: {"remover": TaskBalanced(key)},
+    "rule": lambda: {"priority": OfExperience(key) * TdError()},
+    "rarity": lambda: {"priority": Rarity(key=key)},
+}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("name", LOOK_AT_EACH)
+def test_an_experience_that_a_function_cannot_judge_changes_nothing(name, by_hand):
+    buffer = relive.ReplayBuffer(3, **LOOK_AT_EACH[name]())
+    buffer.add_batch([{"key": n} for n in (1, 2, 3)])
+    before = buffer.state_dict()
+    for new in ([{"other": 1}], [{"key": 4}, {"other": 1}], [*({"key": n} for n in range(4, 9)), {"other": 1}]):
+        with pytest.raises(KeyError, match="key"):
+            buffer.add_batch(new, [1.0] * len(new) if by_hand else None)
+        after = buffer.state_dict()
+        assert after["rows"]["experiences"] == before["rows"]["experiences"] == [{"key": n} for n in (1, 2, 3)]
+        assert after["counters"] == before["counters"]
+        assert after["index"]["leaves"].tolist() == before["index"]["leaves"].tolist()
+    buffer.add({"key": 4})
+    assert buffer.stats().added == 4

@@ -188,3 +188,15 @@ def test_a_limit_by_a_reward_follows_the_reward():
     assert len(buffer.sample(3)) == 1
     buffer.set_rewards(ids, [1.0, 2.0, 3.0])
     assert sorted(e["reward"] for e in buffer.sample(3).experiences) == [1.0, 2.0, 3.0]
+
+
+def test_a_mixture_has_its_samplers_scale_of_weights_and_refuses_two():
+    over_buffer = relive.Prioritized(1.0, beta=1.0, weights="buffer")
+    sampler = TokenBudget(12, Mixture((over_buffer, 1)), count=lambda size: size)
+    buffer = relive.ReplayBuffer(3, sampler=sampler)
+    buffer.add_batch([6, 6, 50], [1.0, 2.0, 0.5])
+    batches = [buffer.sample(3) for _ in range(20)]
+    seen = {pair for b in batches for pair in zip(buffer.priorities(b.ids).tolist(), b.weights.tolist(), strict=True)}
+    assert seen == {(1.0, 0.5), (2.0, 0.25)}  # 0.5 / priority
+    with pytest.raises(BufferSettingError, match="over the batch and over the buffer, which no batch can hold"):
+        Mixture((relive.Prioritized(), 1), (relive.Prioritized(weights="buffer"), 1))

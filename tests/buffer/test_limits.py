@@ -409,3 +409,20 @@ def test_settings_out_of_range_are_named(settings_, named):
 def test_a_limit_of_nothing_is_refused(name):
     with pytest.raises(BufferSettingError, match=f"{name} is 0"):
         relive.ReplayBuffer(10, **{name: 0})
+
+
+def test_a_batch_that_a_limit_shortens_has_weights_on_its_own_scale():
+    class Doubling(relive.Prioritized):
+        follows = True
+
+        def select(self, count):
+            ids = np.array([0, 1, 1][:count])
+            return buffer_module.Selection(
+                ids=ids, probabilities=np.ones(len(ids)), weights=np.array([0.25, 0.5, 1.0])[: len(ids)]
+            )
+
+    # A selector that says nothing of `never_twice`; the draw of the largest weight is one too many.
+    sampler = buffer_module.Filter(Doubling(), where=lambda item: True)
+    buffer = relive.ReplayBuffer(3, sampler=sampler, max_times_sampled=1)
+    buffer.add_batch("ab")
+    assert buffer.sample(3).weights.tolist() == [0.5, 1.0]

@@ -373,3 +373,10 @@ def test_rules_refuse_settings_out_of_range():
     ):
         with pytest.raises(BufferSettingError, match=named):
             make()
+
+
+def test_a_priority_by_hand_does_not_hide_what_the_rule_will_refuse():
+    buffer = relive.ReplayBuffer(5, priority=AbsReward() * TdError())
+    with pytest.raises(InvalidPriorityError, match="experience 0 of the new ones is inf"):
+        buffer.add({"reward": math.inf}, priority=1.0)
+    assert len(buffer) == 0

@@ -488,8 +488,8 @@ def test_a_state_that_does_not_fit_is_refused_untouched():
         with pytest.raises(BufferStateError, match=message):
             other.load_state_dict(state)
         assert other.sample(3).experiences == ["mine"]
-    with pytest.raises(BufferStateError, match="version 3"):
-        buffer.load_state_dict({**state, "version": 3})
+    with pytest.raises(BufferStateError, match="version 4"):
+        buffer.load_state_dict({**state, "version": 4})
 
 
 def test_different_seeds_give_different_draws():
@@ -524,11 +524,12 @@ def test_the_global_random_states_are_neither_read_nor_changed():
 def test_many_threads_may_use_one_buffer():
     buffer = ReplayBuffer(64, sampler=Prioritized())
     errors = []
+    added = {}
 
     def work(number):
         try:
             for i in range(300):
-                buffer.add((number, i))
+                added[buffer.add((number, i))] = (number, i)
                 batch = buffer.sample(8)
                 assert all(isinstance(experience, tuple) for experience in batch.experiences)
                 buffer.update_priorities(batch.ids, td_errors=np.ones(len(batch)))
@@ -543,9 +544,11 @@ def test_many_threads_may_use_one_buffer():
     for thread in threads:
         thread.join()
     assert errors == []
-    stats = buffer.stats()
-    assert stats.added == 1200
-    assert stats.size == stats.added - stats.evicted == len(buffer) <= 64
+    assert sorted(added) == list(range(1200))  # each got an id of its own
+    held = buffer.sample(65)
+    assert len(held) == len(buffer) > 32
+    assert [added[id_] for id_ in held.ids.tolist()] == held.experiences
+    assert buffer.stats().added == 1200
 
 
 def test_the_package_exports_the_buffer():

@@ -13,6 +13,8 @@ from relive.buffer import (
     EpisodeFields,
     Episodes,
     Groups,
+    Highest,
+    Lowest,
     NotEnoughExperiencesError,
     NStep,
     Slices,
@@ -340,19 +342,19 @@ def test_a_saved_state_goes_on_with_the_same_draws(name, kind, tmp_path):
     def make():
         return relive.ReplayBuffer(50, sampler=SAMPLERS[name](), seed=1)
 
-    count = 0
+    count = episode = step = 0
 
     def rows(rng):
-        nonlocal count
+        nonlocal count, episode, step
         for _ in range(4):
             count += 1
-            t = {
-                "state": count,
-                "reward": 1.0,
-                "terminated": bool(rng.uniform() < 0.2),
-                "group_id": str(count // 6),
-            }
-            yield t if kind == "dicts" else relive.Transition(action=0, episode_id="e", step=count, **t)
+            ends = bool(rng.uniform() < 0.3)
+            t = {"state": count, "reward": 1.0, "terminated": ends, "group_id": str(count // 2)}
+            record = relive.Transition(action=0, episode_id=f"e{episode}", step=step, **t)
+            episode, step = (episode + 1, 0) if ends else (episode, step + 1)
+            if name == "groups of 2":
+                record = relive.Transition(action=0, episode_id=f"e{count}", **t)
+            yield t if kind == "dicts" else record
 
     rng = np.random.default_rng(0)
     buffer = make()
@@ -370,5 +372,27 @@ def test_a_saved_state_goes_on_with_the_same_draws(name, kind, tmp_path):
             each.add_batch(new)
             batches.append(each.sample(4))
         assert batches[0].ids.tolist() == batches[1].ids.tolist()
+        assert len(batches[0]) >= 4
         if batches[0].n_step is not None:
             assert batches[0].n_step.rewards.tolist() == batches[1].n_step.rewards.tolist()
+
+
+@pytest.mark.parametrize("inner", [Highest, Lowest])
+def test_the_mean_priorities_of_episodes_outlast_a_load(inner):
+    def make():
+        return relive.ReplayBuffer(50, sampler=Episodes(sampler=inner()))
+
+    buffer = make()
+    ids = buffer.add_batch(steps("a", 2, terminated=True) + steps("b", 2, terminated=True))
+    buffer.update_priorities(ids, [5.0, 1.0, 4.0, 4.0])  # means 3 and 4
+    twin = make()
+    twin.load_state_dict(buffer.state_dict())
+    for each in (buffer, twin):
+        assert each.sample(1).experiences[0].episode_id == ("b" if inner is Highest else "a")
+
+
+def test_weights_of_whole_n_steps_are_over_those_that_remain():
+    sampler = NStep(2, sampler=relive.Prioritized(1.0, beta=1.0), whole=True)
+    buffer = relive.ReplayBuffer(9, sampler=sampler)
+    buffer.add_batch(steps("e", 4), [1.0, 2.0, 4.0, 0.5])  # the last has no second step
+    assert buffer.sample(5).weights.tolist() == [1.0, 0.5, 0.25]

@@ -89,13 +89,22 @@ def test_bounds_go_on_across_save_and_load(tmp_path):
         return relive.ReplayBuffer(50, sampler=relive.Uniform(), max_staleness=1, max_replay_age=3)
 
     buffer = make()
-    buffer.add_batch([row(0), row(1), row(2)])
+    buffer.add_batch([row(0), row(1)])
     buffer.policy_version = 1
-    buffer.sample(2)
+    assert versions(buffer) == [0, 1]  # both are replayed from now on
+    buffer.add_batch([row(1), row(2)])
     twin = make()
     buffer.save(tmp_path / "buffer")
     twin.load(tmp_path / "buffer")
     assert twin.policy_version == 1
     for each in (buffer, twin):
         each.policy_version = 3
-    assert versions(buffer) == versions(twin)
+        assert versions(each) == [0, 1, 2]  # the fresh one of version 1 has left
+
+
+def test_what_comes_or_is_drawn_beyond_its_bound_leaves_before_the_next_draw():
+    buffer = relive.ReplayBuffer(50, sampler=relive.Uniform(), max_staleness=3, max_replay_age=1)
+    buffer.policy_version = 4
+    buffer.add_batch([row(0), row(2)])
+    assert versions(buffer) == [2]  # 0 came too late; 2 is replayed now, and as such too old
+    assert versions(buffer) == []

@@ -16,13 +16,18 @@ from relive.buffer import (
     ArrayStorage,
     BufferStateError,
     Filter,
+    Groups,
     Lowest,
     OncePerPass,
     Prioritized,
     Recency,
     ReplayBuffer,
     Reservoir,
+    Slices,
+    Stratified,
+    TaskBalanced,
     TdError,
+    TokenBudget,
 )
 from relive.buffer.state_file import read_state, write_state
 from relive.experience import TokenTrace, Transition
@@ -341,3 +346,69 @@ def test_an_integer_of_any_length_is_kept(tmp_path):
     other = ReplayBuffer(4, seed=0)
     other.load(tmp_path / "b")
     assert other.sample(1).experiences == [{"n": -(10**5000)}]
+
+
+SETTINGS = {
+    "conditions": (lambda: Filter(agent="a"), lambda: Filter(agent="b"), r"Filter\(agent=\['a'\]"),
+    "inner alpha": (lambda: Filter(Prioritized(0.3), agent="a"), lambda: Filter(Prioritized(), agent="a"), "alpha=0.3"),
+    "nested": (
+        lambda: TokenBudget(9, Filter(agent="a")),
+        lambda: TokenBudget(9, Filter(agent=["a", "b"])),
+        r"TokenBudget\(Filter\(agent=\['a'\]",
+    ),
+    "key": (lambda: Stratified("agent"), lambda: Stratified("outcome"), "Stratified.key='agent'"),
+    "length": (lambda: Slices(2), lambda: Slices(3), "Slices.length=2"),
+    "size": (lambda: Groups(2), lambda: Groups(3), "Groups.size=2"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_state_that_other_settings_would_misread_is_refused_untouched(name):
+    theirs, ours, message = SETTINGS[name]
+    saved, other = ReplayBuffer(9, sampler=theirs()), ReplayBuffer(9, sampler=ours())
+    saved.add_batch([Transition(state=n, action="a", agent="ab"[n % 2], episode_id="e", step=n) for n in range(6)])
+    other.add(Transition(state="mine", action="a", agent="b"))
+    with pytest.raises(BufferStateError, match=f"sampler with settings .*{message}"):
+        other.load_state_dict(saved.state_dict())
+    assert [t["state"] for t in other.state_dict()["rows"]["experiences"]] == ["mine"]
+    same = ReplayBuffer(9, sampler=theirs())
+    same.load_state_dict(saved.state_dict())
+    assert same.sample(4).ids.tolist() == saved.sample(4).ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "part", ["capacity", "kinds", "index", "rows", "sampler", "remover", "rule", "limits", "counters"]
+)
+@pytest.mark.parametrize("instead", [None, {}, "lacks it"])
+def test_a_state_that_lacks_a_part_is_refused_untouched(part, instead):
+    def make():
+        return ReplayBuffer(
+            3, sampler=OncePerPass(), remover=Reservoir(), priority=Recency(clock=lambda: 1.0), max_age=9
+        )
+
+    saved, other = make(), make()
+    saved.add_batch("abc")
+    other.add_batch("xy")
+    first = other.sample(1).ids.tolist()
+    state = saved.state_dict()
+    if instead == "lacks it":
+        del state[part]
+    else:
+        state[part] = instead
+    if (part, instead) in (("rule", None), ("limits", None)):
+        other.load_state_dict(state)  # what has no such part fits any
+        assert sorted(other.sample(3).experiences) == ["a", "b", "c"]
+        return
+    with pytest.raises(BufferStateError):
+        other.load_state_dict(state)
+    assert first + other.sample(1).ids.tolist() in ([0, 1], [1, 0])  # the pass goes on where it was
+    assert other.stats().added == 2
+
+
+def test_a_state_of_a_balanced_memory_with_another_function_for_a_key_is_sorted_anew():
+    saved = ReplayBuffer(6, remover=TaskBalanced(lambda item: item % 2))
+    saved.add_batch(range(6))
+    other = ReplayBuffer(6, remover=TaskBalanced(lambda item: item % 3))
+    other.load_state_dict(saved.state_dict())
+    other.add_batch(range(6, 60))
+    assert sorted(item % 3 for item in other.sample(7).experiences) == [0, 0, 1, 1, 2, 2]

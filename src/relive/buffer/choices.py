@@ -23,6 +23,8 @@ def choose(selector: Selector, count: int) -> Selection:
         SelectorError: it chose what is not stored, more than it was asked for, or arrays that do not fit together.
     """
     selection = selector.select(count)
+    if not isinstance(selection, Selection):
+        raise SelectorError(f"{selector.kind} must choose a Selection, not {selection!r:.80}.")
     ids = selection.ids = _stored(selector, selection.ids, "chose")
     lengths, n_step = selection.lengths, selection.n_step
     if selector.row_by_row and (lengths is not None or n_step is not None):
@@ -37,8 +39,10 @@ def choose(selector: Selector, count: int) -> Selection:
     for name, array in beside.items():
         if array is not None and np.shape(array) != ids.shape:
             raise SelectorError(f"{selector.kind} chose {len(ids)} experiences with {np.shape(array)} {name}.")
-    if lengths is not None and int(np.sum(lengths)) != len(ids):
-        raise SelectorError(f"{selector.kind} chose {len(ids)} rows in sequences of {int(np.sum(lengths))}.")
+    if lengths is not None and (np.any(np.asarray(lengths) < 1) or int(np.sum(lengths)) != len(ids)):
+        raise SelectorError(
+            f"{selector.kind} chose {len(ids)} rows in sequences of {np.asarray(lengths).tolist()!r:.80}."
+        )
     if selection.count > count:
         raise SelectorError(f"{selector.kind} was asked for {count} and chose {selection.count}.")
     return selection

@@ -82,6 +82,19 @@ class Filter(Selector):
         super().bind(view)
         self._part = Part(view, self.sampler)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The conditions, as far as they are no function, and the inner sampler's alpha."""
+        wanted = {name: sorted(values, key=repr) for name, values in self._wanted.items()}
+        tags = None if self._tags is None else sorted(self._tags)
+        conditions = {**wanted, "min_policy_version": self._min_policy_version, "tag": tags}
+        return {name: value for name, value in conditions.items() if value is not None} | alpha_of(self.sampler)
+
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Asks the conditions."""
+        fits = self._fits(experiences).tolist()
+        self.sampler.check_new([item for item, fit in zip(rows(experiences), fits, strict=True) if fit])
+
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Those that fit become members."""
         self._insert(ids, priorities, experiences, self._fits(experiences))
@@ -183,6 +196,16 @@ class Stratified(Selector):
     def epsilon(self) -> float:
         """What the inner selector adds to an absolute TD error."""
         return epsilon_of(self.sampler)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The key, if it is a field, and the inner sampler's alpha."""
+        return ({"key": self.key} if isinstance(self.key, str) else {}) | alpha_of(self.sampler)
+
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Asks for their groups."""
+        labels(experiences, self.key)
+        self.sampler.check_new(experiences)
 
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Each joins its group."""
@@ -295,7 +318,8 @@ class Mixture(Selector):
         components: Samplers of single rows with their shares, each positive, any scale.
 
     Raises:
-        BufferSettingError: there is no component, a share is not positive, or a sampler gives more than rows.
+        BufferSettingError: there is no component, a share is not positive, a sampler gives more than rows, or weights
+            are on two scales.
     """
 
     roles = ("sampler",)
@@ -306,7 +330,13 @@ class Mixture(Selector):
         self.samplers = [sampler for sampler, _ in components]
         for sampler in self.samplers:
             check_row_by_row("Mixture", sampler)
-        self.weights = "batch" if any(sampler.weights for sampler in self.samplers) else None
+        scales = {sampler.weights for sampler in self.samplers if sampler.weights is not None}
+        if len(scales) > 1:
+            raise BufferSettingError(
+                "Mixture's samplers scale their weights over the batch and over the buffer, which no batch can hold "
+                "together; give all Prioritized the same weights=."
+            )
+        self.weights = next(iter(scales), None)
         total = sum(share for _, share in components)
         self.shares = [share / total for _, share in components]
         # The index has one alpha, if possible not 0, which would forget the priorities; a sampler that draws with
@@ -332,6 +362,16 @@ class Mixture(Selector):
             else:
                 sampler.bind(view)
                 self._parts.append(None)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The exponents of the components that have indexes of their own."""
+        return {"alphas": [sampler.alpha for sampler in self.samplers]}
+
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Asks each component."""
+        for sampler in self.samplers:
+            sampler.check_new(experiences)
 
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Tells each component."""
@@ -387,69 +427,14 @@ class Mixture(Selector):
         return [component for component in self._components() if isinstance(component, Part) or component.follows]
 
 
-class Apart(Selector):
-    """Gives a selector an index of its own over the whole buffer, with its own alpha.
-
-    A remover that draws needs one where the sampler's alpha is another. For alpha 0 all priorities count as 1, so that
-    what is never drawn can still be chosen.
-    """
-
-    def __init__(self, selector: Selector) -> None:
-        self.selector = selector
-
-    def inner(self) -> Sequence[Selector]:
-        """The selector."""
-        return (self.selector,)
-
-    def bind(self, view: BufferView) -> None:
-        """Joins a buffer, once."""
-        super().bind(view)
-        self._part = Part(view, self.selector)
-
-    def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
-        """Takes them in."""
-        self._part.insert(ids, self._seen(priorities), experiences)
-
-    def delete(self, ids: Ids) -> None:
-        """Lets them go."""
-        self._part.delete(ids)
-
-    def update(self, ids: Ids, priorities: Floats) -> None:
-        """They have new priorities."""
-        self._part.update(ids, self._seen(priorities))
-
-    def select(self, count: int) -> Selection:
-        """What the selector chooses."""
-        return self._part.select(count)
-
-    def victims(self, count: int) -> Ids:
-        """What the selector lets go."""
-        return self._part.victims(count)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The index and the selector's state."""
-        return self._part.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes them back."""
-        self._part.load_state_dict(state)
-
-    def reset(self) -> None:
-        """Forgets everything."""
-        self._part.reset()
-
-    def _seen(self, priorities: Floats) -> Floats:
-        return np.ones(len(priorities)) if self.selector.alpha == 0.0 else priorities
-
-
-def remover_for(remover: Selector, sampler: Selector) -> Selector:
-    """The remover as it can work beside this sampler."""
-    return remover if remover is sampler or remover.alpha is None else Apart(remover)
-
-
 def epsilon_of(selector: Selector) -> float:
     """What a selector adds to an absolute TD error; 1e-6 where it says nothing."""
     return float(getattr(selector, "epsilon", 1e-6))
+
+
+def alpha_of(selector: Selector) -> dict[str, Any]:
+    """The exponent of a part's index, from which saved leaves came."""
+    return {} if selector.alpha is None else {"alpha": selector.alpha}
 
 
 def _several(value: Any) -> frozenset[Any]:

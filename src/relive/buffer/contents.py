@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from relive.buffer._core import Index
+from relive.buffer.apart import remover_for
 from relive.buffer.arrays import ArrayStorage
 from relive.buffer.blocks import HEADS
 from relive.buffer.checks import count_of, keepable, positive, refusal, take_of
 from relive.buffer.choices import admission_of, victims_of
-from relive.buffer.composites import remover_for
 from relive.buffer.errors import BufferSettingError, BufferStateError
 from relive.buffer.evaluation import Evaluation
 from relive.buffer.limits import Limits, warn_of_other_limiter
@@ -30,8 +30,9 @@ from relive.buffer.rows import NO_IDS, Changes, Experiences, Floats, Ids, Object
 from relive.buffer.selector import BufferView, Selector
 from relive.buffer.state_file import read_state, write_state
 from relive.buffer.workers import watch_forks
+from relive.errors import ReliveError
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Version of the shape of `ReplayBuffer.state_dict`."""
 
 
@@ -297,6 +298,8 @@ class Contents:
             "sampler": self._sampler.kind,
             "remover": self._remover.kind,
             "rule": None if self._evaluation.rule is None else self._evaluation.rule.kind,
+            "sampler with settings": self._sampler.saved_as,
+            "remover with settings": self._remover.saved_as,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -341,56 +344,80 @@ class Contents:
 
         Raises:
             BufferStateError: the state is of another version, or of a buffer with another capacity, kind of storage,
-                sampler, remover or rule (a state without a rule fits any), or alpha; nothing was changed.
+                sampler, remover or rule (a state without a rule fits any), alpha, or settings of the sampler or remover
+                that the state depends on, or it is damaged; nothing was changed.
         """
         if state.get("version") != STATE_VERSION:
             raise BufferStateError(
                 f"The state has version {state.get('version')!r}, this Relive reads {STATE_VERSION}; "
                 "load it with the Relive that wrote it."
             )
-        saved = state["index"]
         with self._lock:
-            for name, theirs, ours in (
-                ("capacity", state["capacity"], self._capacity),
-                *((name, state["kinds"][name], kind) for name, kind in self._kinds().items()),
-                ("alpha", saved["alpha"], self._index.alpha),
-            ):
-                if theirs != ours and not (name == "rule" and theirs is None):
-                    raise BufferStateError(
-                        f"The state is of a buffer with {name} {theirs}, this one has {ours}; make it with the same."
-                    )
-            ids, slots = saved["ids"], saved["slots"]
-            index = Index(self._capacity, self._index.alpha, 0)
+            before = self.state_dict()  # costs little where the buffer is still empty
             try:
-                index.restore(ids, slots, saved["leaves"], saved["free_slots"], bool(saved["ring"]))
-                if self._view.raw is not None and (
-                    len(saved["priorities"]) != len(ids) or index.first_bad(saved["priorities"]) >= 0
-                ):
-                    raise ValueError("not one priority for each id")
-            except (ValueError, TypeError) as error:
-                raise BufferStateError("The state's ids, slots and priorities contradict each other.") from error
-            self._rows.load_state_dict(state["rows"], ids, slots)
-            index.skip_to(int(saved["next_id"]))
-            self._index = self._view.index = index
-            self._keep_raw(ids, saved["priorities"])
-            experiences = self._rows.get(ids, slots) if self._watched and len(ids) else ()
-            for selector in self._followers:
-                selector.reset()
-                if len(ids):
-                    selector.insert(ids, self._view.priorities(ids), experiences)
-            index.random_state = [int(word) for word in saved["random"]]
-            self._evaluation.load_state_dict(state["rule"], slots, experiences)
-            if self._limits is not None:
-                self._limits.load_state_dict(state["limits"], ids, slots, self._rows, experiences)
-            elif state["limits"] is not None and state["limits"]["rate_limiter"] is not None:
-                warn_of_other_limiter(state["limits"]["rate_limiter"], None)
-            self._sampler.load_state_dict(state["sampler"])
-            self._remover.load_state_dict(state["remover"])
-            counters = state["counters"]
-            self._added = counters["added"]
-            self._sampled = counters["sampled"]
-            self._stale_updates = counters["stale_updates"]
-            self._forks.count = counters["forks"]
+                index = self._index_of(state)
+                try:
+                    self._take(state, index)
+                except Exception:
+                    self._take(before, self._index_of(before))
+                    raise
+            except (ReliveError, Warning):
+                raise
+            except Exception as error:
+                raise BufferStateError(
+                    f"The state does not fit this buffer, or is damaged ({type(error).__name__}: {error}); nothing was "
+                    "changed."
+                ) from error
+
+    def _index_of(self, state: dict[str, Any]) -> Index:
+        """The index of a state that fits this buffer; nothing is changed yet."""
+        saved = state["index"]
+        for name, theirs, ours in (
+            ("capacity", state["capacity"], self._capacity),
+            ("alpha", saved["alpha"], self._index.alpha),
+            *((name, state["kinds"][name], kind) for name, kind in self._kinds().items()),
+        ):
+            if theirs != ours and not (name == "rule" and theirs is None):
+                raise BufferStateError(
+                    f"The state is of a buffer with {name} {theirs}, this one has {ours}; make it with the same."
+                )
+        ids = saved["ids"]
+        index = Index(self._capacity, self._index.alpha, 0)
+        try:
+            index.restore(ids, saved["slots"], saved["leaves"], saved["free_slots"], bool(saved["ring"]))
+            if self._view.raw is not None and (
+                len(saved["priorities"]) != len(ids) or index.first_bad(saved["priorities"]) >= 0
+            ):
+                raise ValueError("not one priority for each id")
+        except (ValueError, TypeError) as error:
+            raise BufferStateError("The state's ids, slots and priorities contradict each other.") from error
+        index.skip_to(int(saved["next_id"]))
+        return index
+
+    def _take(self, state: dict[str, Any], index: Index) -> None:
+        saved = state["index"]
+        ids, slots = saved["ids"], saved["slots"]
+        self._rows.load_state_dict(state["rows"], ids, slots)
+        self._index = self._view.index = index
+        self._keep_raw(ids, saved["priorities"])
+        experiences = self._rows.get(ids, slots) if self._watched and len(ids) else ()
+        for selector in self._followers:
+            selector.reset()
+            if len(ids):
+                selector.insert(ids, self._view.priorities(ids), experiences)
+        index.random_state = [int(word) for word in saved["random"]]
+        self._evaluation.load_state_dict(state["rule"], slots, experiences)
+        if self._limits is not None:
+            self._limits.load_state_dict(state["limits"], ids, slots, self._rows, experiences)
+        elif state["limits"] is not None and state["limits"]["rate_limiter"] is not None:
+            warn_of_other_limiter(state["limits"]["rate_limiter"], None)
+        self._sampler.load_state_dict(state["sampler"])
+        self._remover.load_state_dict(state["remover"])
+        counters = state["counters"]
+        self._added = counters["added"]
+        self._sampled = counters["sampled"]
+        self._stale_updates = counters["stale_updates"]
+        self._forks.count = counters["forks"]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `state_dict` into one file, without pickle; an earlier file is replaced at once or not at all.

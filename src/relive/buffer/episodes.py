@@ -60,20 +60,29 @@ class Links:
         self._newest: dict[Hashable, tuple[int, int]] = {}  # the last row of each episode that goes on, and its step
         self._episode_of: dict[int, Hashable] = {}  # and the other way round
 
+    def check_new(self, experiences: Any) -> None:
+        """Raises whatever `join` would raise for these rows."""
+        self._read(experiences)
+
+    def _read(self, experiences: Any) -> tuple[list[Hashable], Ids, npt.NDArray[np.uint8], Floats]:
+        """Episodes, steps, how each ended, and rewards."""
+        fields = self._fields
+        ends = TERMINATED * flags(experiences, fields.terminated) | TRUNCATED * flags(experiences, fields.truncated)
+        rewards = numbers(experiences, fields.reward)
+        return labels(experiences, fields.episode), self._steps(experiences), ends.astype(np.uint8), rewards
+
     def join(self, view: BufferView, ids: Ids, experiences: Any) -> None:
         """Rows are in; each may follow the newest one of its episode."""
-        fields = self._fields
         slots = view.index.find(ids)
-        steps = self._steps(experiences)
-        ends = TERMINATED * flags(experiences, fields.terminated) | TRUNCATED * flags(experiences, fields.truncated)
+        episodes, steps, ends, rewards = self._read(experiences)
         self._next[slots] = -1
         self._previous[slots] = -1
         self._end[slots] = ends
-        self._reward[slots] = numbers(experiences, fields.reward)
+        self._reward[slots] = rewards
         first = steps == 0
         followed: list[int] = []
         following: list[int] = []
-        rows = zip(ids.tolist(), labels(experiences, fields.episode), steps.tolist(), ends.tolist(), strict=True)
+        rows = zip(ids.tolist(), episodes, steps.tolist(), ends.tolist(), strict=True)
         for place, (id_, episode, step, ended) in enumerate(rows):
             newest = self._newest.pop(episode, None)
             if newest is not None:

@@ -179,7 +179,7 @@ class Limits:
 
     # ---- Draws
 
-    def allowed(self, drawn: Selection, slots: Ids) -> Selection:
+    def allowed(self, drawn: Selection, slots: Ids, scale: Literal["batch", "buffer"] | None) -> Selection:
         """What was chosen without the draws that are one too many.
 
         There are such only where a sampler chooses one experience several times in a batch, in spite of
@@ -188,7 +188,7 @@ class Limits:
         if self.max_times_sampled is None or drawn.lengths is not None:
             return drawn
         allowed = self._times[slots] + _occurrence(drawn.ids) <= self.max_times_sampled
-        return drawn if allowed.all() else drawn.part(allowed)
+        return drawn if allowed.all() else drawn.part(allowed, scale)
 
     def drawn(self, drawn: Selection, slots: Ids) -> npt.NDArray[np.bool_] | None:
         """This was drawn; which of it not for the first time, where staleness is bounded.
@@ -332,7 +332,7 @@ def warn_of_other_limiter(saved: dict[str, Any] | None, given: dict[str, Any] | 
         f"The state was saved with the rate limiter {saved}, this buffer has {given}: the buffer's own holds, and its "
         "counts begin anew.",
         BufferStateWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

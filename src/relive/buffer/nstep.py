@@ -111,6 +111,11 @@ class NStep(Selector):
         super().bind(view)
         self.sampler.bind(view)
 
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Looks for their episodes, steps, ends and rewards."""
+        self._links.check_new(experiences)
+        self.sampler.check_new(experiences)
+
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Links the rows to those before them."""
         self._links.join(self.view, ids, experiences)
@@ -142,7 +147,7 @@ class NStep(Selector):
         if not self.whole:
             return selection
         ended = self._links.ends(self.view, returns.last_ids) > 0
-        return selection.part((returns.steps == self.n) | ended)
+        return selection.part((returns.steps == self.n) | ended, self.weights)
 
     def returns(self, ids: Ids) -> NStepReturns:
         """N-step returns from these stored rows on."""

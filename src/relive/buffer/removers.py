@@ -54,6 +54,15 @@ class TaskBalanced(Selector):
         self._heaps: dict[Hashable, list[tuple[float, int]]] = {}  # with ids that have left, recognised when met
         self._admitted: list[float] = []
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The key, if it is a field."""
+        return {"key": self.key} if isinstance(self.key, str) else {}
+
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Asks for their tasks."""
+        self._tasks(experiences)
+
     def admit(self, experiences: Sequence[Any], room: int) -> tuple[list[int], Ids]:
         """Decides who of the newcomers stays and who leaves for them.
 
@@ -121,7 +130,7 @@ class TaskBalanced(Selector):
         self._remember(ids, np.asarray(state["lots"]).tolist(), tasks)
         # Of equally large tasks the one seen first gives way first.
         order = {tasks[int(place)]: None for place in state["tasks_by_first"]}
-        self._size = {task: self._size[task] for task in order}
+        self._size = {task: self._size[task] for task in [*order, *self._size]}
 
     def reset(self) -> None:
         """Forgets everything."""

@@ -165,6 +165,8 @@ class ReplayBuffer(Contents):
                 self._evict(self._limits.expired())
                 cuts = self._limits.cuts(sizes, count, self._capacity)
             given = self._new_priorities(experiences, priorities)
+            for selector in self._followers:
+                selector.check_new(experiences)
             parts = [
                 self._append(
                     part_of(experiences, start, stop),
@@ -183,18 +185,23 @@ class ReplayBuffer(Contents):
 
     def _new_priorities(self, experiences: Experiences, priorities: npt.ArrayLike | None) -> Floats | None:
         """The priorities of new experiences, checked; ``None``: the largest stored one for each."""
-        if priorities is None:
-            priorities = self._evaluation.of_new(experiences)
+        if priorities is None or self._evaluation.rule is not None:
+            ruled = self._evaluation.of_new(experiences)  # a rule must be able to say, also where none asks it yet
+            if ruled is not None:
+                self._check_new_priorities(ruled)
             if priorities is None:
-                return None
+                return ruled
         array = floats_of("priorities", priorities)
         count = count_of(experiences)
         if len(array) != count:
             raise InvalidPriorityError(f"There are {len(array)} priorities for {count} experiences.")
-        bad = self._index.first_bad(array)
-        if bad >= 0:
-            raise refusal(f"experience {bad} of the new ones", array[bad])
+        self._check_new_priorities(array)
         return array
+
+    def _check_new_priorities(self, priorities: Floats) -> None:
+        bad = self._index.first_bad(priorities)
+        if bad >= 0:
+            raise refusal(f"experience {bad} of the new ones", priorities[bad])
 
     # ---- Removing
 
@@ -249,7 +256,7 @@ class ReplayBuffer(Contents):
                 return drawn
             selection = choose(self._sampler, count)
             if self._limits is not None:
-                selection = self._limits.allowed(selection, index.find(selection.ids))
+                selection = self._limits.allowed(selection, index.find(selection.ids), self._sampler.weights)
             if strict and selection.count < count:
                 raise self._not_enough(selection.count, count, sequences=selection.lengths is not None)
             ids = selection.ids

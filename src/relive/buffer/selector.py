@@ -42,12 +42,18 @@ class Selection(msgspec.Struct):
         """How many were chosen: rows, or of sequences, sequences."""
         return len(self.ids if self.lengths is None else self.lengths)
 
-    def part(self, keep: npt.NDArray[Any]) -> "Selection":
-        """Some of rows that were chosen one by one, given by a mask or by places."""
+    def part(self, keep: npt.NDArray[Any], scale: Literal["batch", "buffer"] | None) -> "Selection":
+        """Some of rows that were chosen one by one, given by a mask or by places.
+
+        Weights that are scaled by the largest of the batch are by the largest of what remains of it.
+        """
+        weights = None if self.weights is None else self.weights[keep]
+        if weights is not None and len(weights) and scale == "batch":
+            weights = weights / weights.max()
         return Selection(
             ids=self.ids[keep],
             probabilities=self.probabilities[keep],
-            weights=None if self.weights is None else self.weights[keep],
+            weights=weights,
             n_step=None if self.n_step is None else self.n_step.part(keep),
         )
 
@@ -144,9 +150,21 @@ class Selector:
 
     @property
     def kind(self) -> str:
-        """Its class, and in brackets those of the selectors inside it. A saved state fits the same kind only."""
+        """Its class, and in brackets those of the selectors inside it."""
         inside = ", ".join(selector.kind for selector in self.inner())
         return f"{type(self).__name__}({inside})" if inside else type(self).__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides what a saved state means, beside its class."""
+        return {}
+
+    @property
+    def saved_as(self) -> str:
+        """Its kind, and the settings of all in it. A saved state fits only what is saved as the same."""
+        own = [f"{name}={value!r}" for name, value in self.settings.items()]
+        inside = [*own, *(selector.saved_as for selector in self.inner())]
+        return f"{type(self).__name__}({', '.join(inside)})" if inside else type(self).__name__
 
     def inner(self) -> "Sequence[Selector]":
         """The selectors that it lets choose."""
@@ -182,6 +200,9 @@ class Selector:
             raise BufferSettingError(f"This {type(self).__name__} already serves another buffer; make one for each.")
         self._view = view
 
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Raises whatever `insert` would raise for these experiences: it is asked before anything is written."""
+
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """New experiences are in, with these raw priorities."""
 
@@ -205,7 +226,7 @@ class Selector:
         """
         chosen: dict[int, None] = {}
         for _ in range(8):
-            for id_ in self.select(count - len(chosen)).ids.tolist():
+            for id_ in np.asarray(self.select(count - len(chosen)).ids).tolist():
                 chosen[id_] = None
             if len(chosen) == count:
                 break

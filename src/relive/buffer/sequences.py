@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from relive.buffer.choices import check_row_by_row
-from relive.buffer.composites import epsilon_of
+from relive.buffer.composites import alpha_of, epsilon_of
 from relive.buffer.episodes import EpisodeFields, Links
 from relive.buffer.errors import BufferSettingError
 from relive.buffer.fields import Key, labels
@@ -48,6 +48,16 @@ class _Sequences(Selector):
         super().bind(view)
         self._part = Part(view, self.sampler)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The inner sampler's alpha."""
+        return alpha_of(self.sampler)
+
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Looks whether they say what makes a sequence."""
+        self._look(experiences)
+        self.sampler.check_new(experiences)
+
     def select(self, count: int) -> Selection:
         """`count` sequences; fewer where there are fewer."""
         heads = self._part.select(count)
@@ -63,6 +73,10 @@ class _Sequences(Selector):
     def _rows(self, heads: Ids) -> list[Ids]:
         """The rows of each sequence."""
         raise NotImplementedError(f"{type(self).__name__} must override _rows().")
+
+    def _look(self, experiences: Sequence[Any]) -> None:
+        """Reads what `insert` will read."""
+        raise NotImplementedError(f"{type(self).__name__} must override _look().")
 
     def _insert_heads(self, heads: Ids, priorities: Floats) -> None:
         experiences: Any = self.view.experiences(heads) if self.sampler.follows and len(heads) else ()
@@ -99,6 +113,11 @@ class Slices(_Sequences):
         """
         raise BufferSettingError("Slices overlap, so max_times_sampled cannot bound their rows; draw Episodes instead.")
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The length, too."""
+        return {"length": self.length, **super().settings}
+
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Each new row may complete the slice that ends with it."""
         self._links.join(self.view, ids, experiences)
@@ -124,6 +143,9 @@ class Slices(_Sequences):
     def change(self, ids: Ids, experiences: Sequence[Any]) -> None:
         """Tells the inner sampler."""
         self._part.change(ids, experiences)
+
+    def _look(self, experiences: Sequence[Any]) -> None:
+        self._links.check_new(experiences)
 
     def _rows(self, heads: Ids) -> list[Ids]:
         columns = [heads]
@@ -259,6 +281,9 @@ class Episodes(_Whole):
         super().reset()
         self._links.clear()
 
+    def _look(self, experiences: Sequence[Any]) -> None:
+        self._links.check_new(experiences)
+
 
 class Groups(_Whole):
     """Draws whole groups, for example all rollouts of one prompt.
@@ -295,6 +320,15 @@ class Groups(_Whole):
         self._stored: dict[Hashable, list[int]] = {}
         self._rollouts: dict[Hashable, set[Hashable]] = {}
         self._broken: set[Hashable] = set()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The size, and the key if it is a field."""
+        return {"size": self.size, **({"key": self._key} if isinstance(self._key, str) else {}), **super().settings}
+
+    def _look(self, experiences: Sequence[Any]) -> None:
+        labels(experiences, self._key)
+        labels(experiences, self._episode)
 
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Groups grow, and may become whole."""

@@ -42,6 +42,7 @@ class Staleness:
         self._current: int | None = None
         self._version = SlotArray(np.int64, _NEVER)
         self._replayed = SlotArray(np.bool_, False)
+        self._perhaps = False  # whether any row may lie beyond its bound
 
     @property
     def current(self) -> int | None:
@@ -53,6 +54,7 @@ class Staleness:
         if self._current is not None and version < self._current:
             raise BufferSettingError(f"The policy version is {self._current} and cannot go back to {version}.")
         self._current = version
+        self._perhaps = True
 
     def check_new(self, experiences: Any) -> None:
         """Refuses new rows whose policy version is not known.
@@ -71,6 +73,7 @@ class Staleness:
         """New rows live in these slots."""
         self._version[slots] = [_NEVER if version is None else version for version in versions_of(experiences)]
         self._replayed[slots] = [_is_replay(experience) for experience in rows(experiences)]
+        self._perhaps = self._perhaps or bool(self._beyond(slots).any())
 
     def leave(self, slots: Ids) -> None:
         """What lived in these slots leaves."""
@@ -80,15 +83,22 @@ class Staleness:
         """These rows are drawn now; which of them are replayed. An id drawn twice in one batch is fresh in both."""
         replayed = self._replayed[slots]
         self._replayed[slots] = True
+        self._perhaps = self._perhaps or bool(self._beyond(slots).any())
         return replayed
 
     def too_old(self) -> Ids:
-        """The slots of all rows beyond their bound."""
-        if self._current is None:
+        """The slots of all rows beyond their bound. O(1) while none can be, else O(N)."""
+        if not self._perhaps:
             return NO_IDS
-        age = self._current - self._version.all()
-        bound = np.where(self._replayed.all(), _bound(self.max_replay_age), _bound(self.max_staleness))
-        return np.flatnonzero(age > bound[: len(age)]).astype(np.int64)
+        gone = np.flatnonzero(self._beyond(np.arange(len(self._version.all()), dtype=np.int64))).astype(np.int64)
+        self._perhaps = bool(len(gone))  # until they have left
+        return gone
+
+    def _beyond(self, slots: Ids) -> npt.NDArray[np.bool_]:
+        if self._current is None:
+            return np.zeros(len(slots), dtype=np.bool_)
+        bounds = np.where(self._replayed[slots], _bound(self.max_replay_age), _bound(self.max_staleness))
+        return np.asarray(self._current - self._version[slots] > bounds, dtype=np.bool_)
 
     def state_dict(self, slots: Ids) -> dict[str, Any]:
         """Versions and kinds of the rows in these slots."""
@@ -97,6 +107,7 @@ class Staleness:
     def load_state_dict(self, state: dict[str, Any], slots: Ids) -> None:
         """Takes them back."""
         self._current = state["current"]
+        self._perhaps = True
         self._version[slots] = state["versions"]
         self._replayed[slots] = state["replayed"]
 

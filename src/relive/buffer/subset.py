@@ -34,6 +34,7 @@ class Subset(BufferView):
         self.whole = whole
         self._local = SlotArray(np.int64, -1)  # by the slot in the whole: the local id, -1 for others
         self._real = SlotArray(np.int64, -1)  # by the slot in the part: the real id
+        self._priority = SlotArray(np.float64, np.nan)  # the same: the raw priority, which here may be another one
 
     def join(self, ids: Ids, priorities: Floats) -> Ids:
         """Takes stored ids in, none of which is a member, and returns their local ids. O(len(ids))."""
@@ -43,13 +44,20 @@ class Subset(BufferView):
         local = np.arange(self.index.next_id, self.index.next_id + len(ids), dtype=np.int64)
         self.index.replace(NO_IDS, local, priorities)
         self._local[self.whole.index.find(ids)] = local
-        self._real[self.index.find(local)] = ids
+        slots = self.index.find(local)
+        self._real[slots] = ids
+        self._priority[slots] = priorities
         return local
 
     def leave(self, ids: Ids, local: Ids) -> None:
         """Lets members go, which must still be stored in the whole."""
         self.index.replace(local, NO_IDS, None)
         self._local[self.whole.index.find(ids)] = -1
+
+    def update(self, local: Ids, priorities: Floats) -> None:
+        """Members have new priorities; of equal ids the last counts."""
+        self.index.update(local, priorities)
+        self._priority[self.index.find(local)] = priorities
 
     def local(self, ids: Ids) -> Ids:
         """The local id of each stored id, -1 for those that are not members."""
@@ -62,7 +70,7 @@ class Subset(BufferView):
     def priorities(self, ids: Ids) -> Floats:
         """The raw priority of each member; NaN for what is none."""
         slots = self.index.find(ids)
-        return self.whole.priorities(np.where(slots < 0, -1, self._real[np.maximum(slots, 0)]))
+        return np.where(slots < 0, np.nan, self._priority[np.maximum(slots, 0)])
 
     def experiences(self, ids: Ids) -> Experiences:
         """The experiences of these members.
@@ -89,6 +97,7 @@ class Subset(BufferView):
         self.index = Index(64, self.index.alpha, 0)
         self._local.clear()
         self._real.clear()
+        self._priority.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Who is a member, and in which slot: what the next draws depend on."""
@@ -100,6 +109,7 @@ class Subset(BufferView):
             "ids": ids,
             "slots": index.find(ids),
             "leaves": index.leaves(ids),
+            "priorities": self.priorities(ids),
             "free_slots": index.free_slots(),
             "ring": index.is_ring,
             "next_id": index.next_id,
@@ -115,13 +125,14 @@ class Subset(BufferView):
         self.index = index
         self._local[self.whole.index.find(real)] = ids
         self._real[state["slots"]] = real
+        self._priority[state["slots"]] = state["priorities"]
 
     def _grow(self, capacity: int) -> None:
         old = self.index
         ids = old.ids()
         size = len(ids)
         slots = np.arange(size, dtype=np.int64)
-        real = self._real[old.find(ids)]
+        real, priorities = self._real[old.find(ids)], self._priority[old.find(ids)]
         new = Index(capacity, old.alpha, 0)
         new.restore(ids, slots, old.leaves(ids), np.arange(capacity - 1, size - 1, -1, dtype=np.int64), False)
         new.skip_to(old.next_id)
@@ -129,6 +140,7 @@ class Subset(BufferView):
         self.index = new
         self._real.clear()
         self._real[slots] = real
+        self._priority[slots] = priorities
 
 
 class Part:
@@ -177,7 +189,7 @@ class Part:
         local = self.view.local(ids)
         member = local >= 0
         if member.any():
-            self.view.index.update(local[member], priorities[member])
+            self.view.update(local[member], priorities[member])
             if self.selector.follows:
                 self.selector.update(local[member], priorities[member])
 

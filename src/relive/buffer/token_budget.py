@@ -63,6 +63,10 @@ class TokenBudget(Selector):
         super().bind(view)
         self.sampler.bind(view)
 
+    def check_new(self, experiences: Sequence[Any]) -> None:
+        """Asks the inner sampler."""
+        self.sampler.check_new(experiences)
+
     def insert(self, ids: Ids, priorities: Floats, experiences: Sequence[Any]) -> None:
         """Tells the inner sampler."""
         self.sampler.insert(ids, priorities, experiences)
@@ -86,10 +90,7 @@ class TokenBudget(Selector):
         sizes = self._sizes(drawn.ids)[order]
         order, sizes = order[sizes <= self.tokens], sizes[sizes <= self.tokens]
         order = order[: int(np.searchsorted(np.cumsum(sizes), self.tokens, side="right"))]
-        kept = drawn.part(order)
-        if kept.weights is not None and self.weights == "batch" and len(order):
-            kept.weights = kept.weights / kept.weights.max()  # by the largest of what remains of the batch
-        return kept
+        return drawn.part(order, self.weights)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner sampler's state."""

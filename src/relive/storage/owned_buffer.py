@@ -181,8 +181,8 @@ class OwnedBuffer(ReplayBuffer):
             next_id=self._index.next_id,
             random=[int(word) for word in self._index.random_state],
             followed=self._followed,
-            sampler=(self._sampler.kind, self._sampler.state_dict()),
-            remover=(self._remover.kind, self._remover.state_dict()),
+            sampler=(self._sampler.saved_as, self._sampler.state_dict()),
+            remover=(self._remover.saved_as, self._remover.state_dict()),
             counters={
                 "added": self._added,
                 "sampled": self._sampled,
@@ -204,8 +204,8 @@ class OwnedBuffer(ReplayBuffer):
             self._lay_out_anew(transaction, saved)
         self._tell_all(transaction.read, state, saved)
         self._index.random_state = state.random
-        for selector, (kind, own_state) in ((self._sampler, state.sampler), (self._remover, state.remover)):
-            if selector.kind == kind:
+        for selector, (saved_as, own_state) in ((self._sampler, state.sampler), (self._remover, state.remover)):
+            if selector.saved_as == saved_as:
                 selector.load_state_dict(own_state)
 
     def _reload(self) -> None:
