@@ -31,7 +31,8 @@ $(VENV)/.demo: $(VENV)/bin/python $(SOURCES)
 	@touch $@
 
 demo: $(VENV)/.demo
-	$(BIN)/relive demo
+	@echo "For the commands that the demo names, run this once in your shell: . $(BIN)/activate"
+	@$(BIN)/relive demo
 
 # qemu plays a processor without AVX2 in the tests of the portable kernels; without root they are skipped, and say so.
 test: $(VENV)/.dev

@@ -14,7 +14,7 @@ WINDOW = 50
 """Messages over which the running accuracy is taken."""
 
 MEANINGS = {
-    RECALL: "its past successes most like the message shown, its failures ruled out",
+    RECALL: "similar past successes shown, failures ruled out",
     NO_MEMORY: "the same model without a memory",
     RANDOM_SUCCESSES: "the same model with random past successes",
     NO_LLM: "a word-count bandit without an LLM, same rewards",
