@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import numpy as np
@@ -28,7 +29,9 @@ from relive.storage import (
     dictionaries,
     sampling,
     schema,
+    usage_report,
 )
+from relive.storage.reading import Query, Reader
 
 
 class TestContract(StorageContract):
@@ -422,3 +425,68 @@ def test_a_readonly_folder_can_still_be_read(path: Path, store: SqliteStorage) -
     finally:
         folder.chmod(0o755)
     assert files_of(path) == {"agent.db"}
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {},
+        {"agent": "a"},
+        {"outcome": "success"},
+        {"group_id": "g"},
+        {"parent": 3},
+        {"tag": "t"},
+        {"error": True},
+        {"agent": "a", "newest_first": True},
+    ],
+)
+def test_a_page_is_read_in_the_order_of_ids_without_sorting_all_that_is_found(
+    store: SqliteStorage, path: Path, conditions: dict[str, Any]
+) -> None:
+    asked: list[tuple[str, Any]] = []
+    with closing(connection.connect(path, readonly=True)) as opened:
+        opened.exec_trace = lambda _, statement, values: asked.append((statement, values)) or True
+        query = {name: value for name, value in conditions.items() if name != "newest_first"}
+        newest_first = "newest_first" in conditions
+        Reader().query(opened, Query(**query), after=7, limit=10, newest_first=newest_first)
+        opened.exec_trace = None
+        [(statement, values)] = asked
+        plan = " / ".join(row[3] for row in opened.execute(f"EXPLAIN QUERY PLAN {statement}", values))
+    assert "TEMP B-TREE" not in plan
+    assert "SCAN e" not in plan
+
+
+@pytest.mark.parametrize("agent", [None, "a"])
+def test_the_costs_of_a_day_are_found_by_its_time(store: SqliteStorage, path: Path, agent: str | None) -> None:
+    store.append([message("x", agent="a")])
+    asked: list[tuple[str, Any]] = []
+    with closing(connection.connect(path, readonly=True)) as opened:
+        opened.exec_trace = lambda _, statement, values: asked.append((statement, values)) or True
+        usage_report.usage_rows(opened, by=["day"], agent=agent)
+        opened.exec_trace = None
+        for statement, values in asked[1:]:  # the first asks for the first and the last day
+            plan = " / ".join(row[3] for row in opened.execute(f"EXPLAIN QUERY PLAN {statement}", values))
+            assert "experience_created (created_at>? AND created_at<?)" in plan
+    assert len(asked) == 3
+
+
+def test_priorities_of_a_page_are_those_of_the_whole_index(store: SqliteStorage) -> None:
+    ids = [number or 0 for number in store.append([message(str(number)) for number in range(60)])]
+    rng = np.random.default_rng(0)
+    taken: dict[int, int] = {}
+    for turn in range(40):
+        slots = rng.choice(3 * sampling.CHUNK, 20, replace=False).astype(np.int32)
+        free = [number for number in ids if number not in taken.values()]
+        owners = np.array([(free.pop() if free and rng.random() < 0.5 else 0) for _ in slots], np.int64)
+        taken |= dict(zip(slots.tolist(), owners.tolist(), strict=True))
+        moved = IndexChange(slots, rng.random(20, np.float32), owners)
+        store.write(lambda t, change=moved: t.save_index(change)).result()
+        placed = np.array([slot for slot, number in taken.items() if number], np.int32)
+        change = IndexChange(placed, rng.random(len(placed), np.float32))
+        store.write(lambda t, change=change: t.save_index(change)).result()
+        if turn % 15 == 14:
+            store.write(lambda t: sampling.fold(t.connection)).result()
+        known = dict(zip(*(column.tolist() for column in store.priorities()), strict=True))
+        for after in (0, 20, 50):
+            for found in store.query(after=after, limit=15):
+                assert found.priority == known.get(found.id)

@@ -135,9 +135,13 @@ def _load(connection: apsw.Connection) -> SavedIndex:
         priorities[change.slots] = change.priorities
         if change.ids is not None:
             ids[change.slots] = change.ids
-    priorities = keepable(np.nan_to_num(priorities, nan=0.0)).astype(np.float32)  # damaged bytes may be anything
     state = connection.execute("SELECT body FROM index_state").get
-    return SavedIndex(ids, priorities, state or b"")
+    return SavedIndex(ids, _sound(priorities), state or b"")
+
+
+def _sound(priorities: Float32) -> Float32:
+    """The priorities as an index takes them: damaged bytes may be anything."""
+    return keepable(np.nan_to_num(priorities, nan=0.0)).astype(np.float32)
 
 
 def _log(connection: apsw.Connection) -> list[IndexChange]:
@@ -157,13 +161,36 @@ def _chunk(connection: apsw.Connection, table: str, chunk: int, dtype: str) -> n
 
 
 def fill_priorities(connection: apsw.Connection, found: list[Stored]) -> None:
-    """Gives each experience its priority in the index; those not in it keep the one they were appended with."""
-    saved = load(connection)
-    if not len(saved.ids):
-        return
-    order = np.argsort(saved.ids, kind="stable")
-    wanted = np.array([stored.id for stored in found], np.int64)
-    places = order[np.minimum(np.searchsorted(saved.ids, wanted, sorter=order), len(order) - 1)]
-    for stored, place in zip(found, places.tolist(), strict=True):
-        if saved.ids[place] == stored.id:
-            stored.priority = float(saved.priorities[place])
+    """Gives each experience its priority in the index; those not in it keep the one they were appended with.
+
+    A page of a query is small beside the index: of the priorities only the chunks are read in which it has a slot.
+    """
+    with damage_to("The sampling index"):
+        priorities = _priorities_of(connection, np.sort([stored.id for stored in found]))
+    for stored in found:
+        stored.priority = priorities.get(stored.id, stored.priority)
+
+
+def _priorities_of(connection: apsw.Connection, wanted: Int64) -> dict[int, float]:
+    """The priorities of those of some ids (increasing) that are in the index."""
+    there: dict[int, int] = {}  # the id in each slot that has one of them
+    priorities: dict[int, float] = {}  # by slot
+    for chunk, body in connection.execute("SELECT chunk, body FROM index_ids"):
+        ids = np.frombuffer(body, "<i8")
+        near = np.flatnonzero((ids >= wanted[0]) & (ids <= wanted[-1]))
+        places = near[np.isin(ids[near], wanted)]
+        if len(places):
+            slots = (places + int(chunk) * CHUNK).tolist()
+            there.update(zip(slots, ids[places].tolist(), strict=True))
+            known = _chunk(connection, "index_priorities", chunk, "<f4")[places]
+            priorities.update(zip(slots, known.tolist(), strict=True))
+    for change in _log(connection):
+        concerned = np.isin(change.slots, list(there))
+        if change.ids is not None:
+            concerned |= np.isin(change.ids, wanted)
+        slots = change.slots[concerned].tolist()
+        if change.ids is not None:
+            there.update(zip(slots, change.ids[concerned].tolist(), strict=True))
+        priorities.update(zip(slots, change.priorities[concerned].tolist(), strict=True))
+    values = _sound(np.array([priorities[slot] for slot in there], np.float32))
+    return dict(zip(there.values(), values.tolist(), strict=True))

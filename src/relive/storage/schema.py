@@ -95,7 +95,24 @@ def _version_1(connection: apsw.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_version_1, playbook_tables.create)
+_VERSION_3 = (
+    # Each index ends with the id: pages are in the order of ids, and are read without sorting all that is found.
+    "DROP INDEX experience_agent",
+    "CREATE INDEX experience_agent ON experience(agent)",
+    "DROP INDEX experience_outcome",
+    "CREATE INDEX experience_outcome ON experience(outcome)",
+    "CREATE INDEX experience_created ON experience(created_at)",
+    "CREATE INDEX experience_parent ON experience(parent) WHERE parent IS NOT NULL",
+    "ALTER TABLE change DROP COLUMN origin",  # who made a change was never asked
+)
+
+
+def _version_3(connection: apsw.Connection) -> None:
+    for statement in _VERSION_3:
+        connection.execute(statement)
+
+
+MIGRATIONS: tuple[Migration, ...] = (_version_1, playbook_tables.create, _version_3)
 """Entry n brings a file from version n to version n + 1; each runs inside one transaction."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -3,7 +3,6 @@
 import atexit
 import math
 import os
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,7 +112,6 @@ class SqliteStorage(StoreReads, Forkable):
         self._busy_timeout = busy_timeout
         self._checkpointer = Checkpointer(self._pool.reading, busy_timeout)
         self._claim = Claim(self.path)
-        self._origin = secrets.randbits(62)
         self._writer = Writer(self._begin, self._pool.writing, self.path)
         self._closed = False
         self._keep_limits: Callable[[Transaction], None] | None = None
@@ -452,7 +450,6 @@ class SqliteStorage(StoreReads, Forkable):
         self._checkpointer = Checkpointer(self._pool.reading, self._busy_timeout)
         self._claim.forget()
         self._keep_limits = None
-        self._origin = secrets.randbits(62)
         if self._closed:
             self._writer.close()
 
@@ -460,7 +457,7 @@ class SqliteStorage(StoreReads, Forkable):
         connection = self._pool.writing()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            transaction = Transaction(connection, self._reader, self._compress, self._origin)
+            transaction = Transaction(connection, self._reader, self._compress)
             if transaction.dictionary != self._dictionary:
                 found = dictionaries.newest(connection)
                 self._compress = transaction.compress = Compressor(found)

@@ -60,11 +60,10 @@ class Transaction:
         keep_limits: Removes what is too much, before the commit of a transaction that added something.
     """
 
-    def __init__(self, connection: apsw.Connection, reader: Reader, compress: Compressor, origin: int) -> None:
+    def __init__(self, connection: apsw.Connection, reader: Reader, compress: Compressor) -> None:
         self.connection = connection
         self._reader = reader
         self.compress = compress
-        self._origin = origin
         self._ends: list[Callable[[bool], None]] = []
         state = fetch(connection, _STATE)[0]
         self._next_id, self._rows, self._bytes, self._evicted = self._totals = state[:4]
@@ -326,9 +325,7 @@ class Transaction:
 
     def _note(self, kind: int, first: int, last: int, ids: bytes | None = None) -> None:
         self._number += 1
-        self.connection.execute(
-            "INSERT INTO change VALUES (?, ?, ?, ?, ?, ?)", (self._number, self._origin, kind, first, last, ids)
-        )
+        self.connection.execute("INSERT INTO change VALUES (?, ?, ?, ?, ?)", (self._number, kind, first, last, ids))
 
     def _note_ids(self, kind: int, ids: npt.NDArray[np.int64]) -> None:
         first, last = int(ids[0]), int(ids[-1])

@@ -112,7 +112,9 @@ def _span(
 ) -> list[UsageRow]:
     columns = [_COLUMNS[name] for name in by if name != "day"]
     where, values = ["parent IS NULL", f"(tags IS NULL OR instr(tags, '\"{OBSERVED}\"') = 0)"], []
-    for term, value in (("created_at >= ?", start), ("created_at < ?", end), ("agent = ?", agent)):
+    # Within a time, rows are found by the time: an agent may have most of them, and each day asks anew.
+    of_agent = "agent = ?" if start is None and end is None else "+agent = ?"
+    for term, value in (("created_at >= ?", start), ("created_at < ?", end), (of_agent, agent)):
         if value is not None:
             where.append(term)
             values.append(value)
