@@ -31,6 +31,7 @@ enum Rule : std::uint8_t {
   kEmail = 6,
   kCard = 7,
   kPhone = 8,
+  kCommand = 9,  // the name of a command that may have a password among what follows
 };
 
 enum Search : unsigned { kSecrets = 1, kEmails = 2, kCards = 4, kPhones = 8 };
@@ -235,6 +236,23 @@ bool find_parameter(Text text, std::size_t before, Text name, Find& find) {
   return true;
 }
 
+bool find_command(Text text, std::size_t start, const Command& command, Find& find) {
+  if (!starts_with(text, start, command.name) || !begins(text, start)) return false;
+  if (text.substr(start, 384).find(command.sign) == Text::npos) return false;
+  find = {start, start + command.name.size(), kCommand};
+  return true;
+}
+
+// A bot's token of Telegram: 8 to 10 digits, a colon, 35 characters.
+bool find_telegram(Text text, std::size_t colon, Find& find) {
+  std::size_t start = colon;
+  while (start && colon - start < 11 && is(text[start - 1], kDigit)) --start;
+  const std::size_t end = run(text, colon + 1, kWord, 64);
+  if (colon - start < 8 || colon - start > 10 || end - colon - 1 != 35) return false;
+  find = {start, end, kKey};
+  return true;
+}
+
 // An escape that stands for a plain character (\/, \u003d) may hide a mark: whoever asks decodes the JSON and looks again.
 bool find_escape(Text text, std::size_t at, Find& find) {
   find = {at, at + 2, kQuery};
@@ -253,6 +271,8 @@ bool find_at(Text text, std::size_t at, const Marks::Mark& mark, bool encoded, F
     case Marks::Mark::kUrlMark: return find_url(text, at, find);
     case Marks::Mark::kPemMark: return find_pem(text, start, find);
     case Marks::Mark::kParameter: return find_parameter(text, start, kParameters[mark.index], find);
+    case Marks::Mark::kCommandMark: return find_command(text, start, kCommands[mark.index], find);
+    case Marks::Mark::kTelegram: return find_telegram(text, start, find);
     case Marks::Mark::kEscape: return encoded && find_escape(text, start, find);
   }
   return false;

@@ -60,6 +60,15 @@ const Prefix kPrefixes[] = {
     {"shpat_", kAlnum, 20, false, false, 1},     // Shopify
     {"lin_api_", kAlnum, 20, false, false, 6},
     {"ntn_", kAlnum, 20, false, false, 2},       // Notion
+    {"fw_", kAlnum, 20, true, false, 1},         // Fireworks
+    {"hvs.", kWord, 20, true, false, 0},         // Vault
+    {"dapi", kAlnum, 32, true, true, 0},         // Databricks
+    {"lsv2_pt_", kWord, 20, true, false, 2},     // LangSmith
+    {"lsv2_sk_", kWord, 20, true, false, 2},
+    // Addresses that whoever knows them may post to: to a channel of Slack, and of Discord.
+    {"hooks.slack.com/services/", kWord | kCredential, 20, true, false, 3},
+    {"discord.com/api/webhooks/", kWord | kCredential, 20, true, false, 18},
+    {"discordapp.com/api/webhooks/", kWord | kCredential, 20, true, false, 21},
     {"AGE-SECRET-KEY-1", kUpper | kDigit, 20, false, false, 14},
 };
 
@@ -80,10 +89,19 @@ const Text kKeys[] = {"api",        "access", "secret", "private", "account", "s
 
 const Text kParameters[] = {"key", "sig", "signature", "code", "auth"};
 
+// Commands and lines of files in which a password stands without a name: `curl -u user:password`, `mysql -ppassword`,
+// `machine host login user password password`; and what else stands there then.
+struct Command {
+  Text name, sign;
+  std::uint8_t pair;
+};
+
+const Command kCommands[] = {{"curl", "-u", 0}, {"mysql", "-p", 2}, {"mariadb", "-p", 5}, {"machine", "password", 2}};
+
 struct Marks {
   std::array<std::uint8_t, 65536> group{};  // for each two bytes: which of `groups` looks further; 0: none
   struct Mark {
-    enum Kind : std::uint8_t { kPrefixMark, kNameMark, kJwt, kBearer, kUrlMark, kPemMark, kParameter, kEscape } kind;
+    enum Kind : std::uint8_t { kPrefixMark, kNameMark, kJwt, kBearer, kUrlMark, kPemMark, kParameter, kEscape, kCommandMark, kTelegram } kind;
     std::uint8_t index, offset;
     Text text;  // what stands there; only its character beside the pair is looked at, which ends most looks at once
     std::int8_t beside = 0;
@@ -124,6 +142,11 @@ struct Marks {
     }
     for (std::uint8_t i = 0; i < std::size(kParameters); ++i)
       for (char before : {'?', '&', ';'}) add(before, kParameters[i][0], {Mark::kParameter, i, 0, {}});
+    for (std::uint8_t i = 0; i < std::size(kCommands); ++i) {
+      const auto [name, sign, pair] = kCommands[i];
+      add(name[pair], name[pair + 1], {Mark::kCommandMark, i, pair, name});
+    }
+    add(':', 'A', {Mark::kTelegram, 0, 0, ":AA"});
     add('y', 'J', {Mark::kJwt, 0, 1, "eyJ"});
     add_any_case('b', 'e', {Mark::kBearer, 0, 0, "bearer"});
     add('/', '/', {Mark::kUrlMark, 0, 1, "://"});

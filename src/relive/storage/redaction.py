@@ -361,6 +361,8 @@ def _span_of(text: bytes, start: int, end: int, rule: int) -> Span | None:
         return secrets.beside_name(text, start, end)
     if rule == _QUERY:
         return secrets.after_query_name(text, end)
+    if rule == _COMMAND:
+        return secrets.in_command(text, start)
     if rule == _PEM:
         return secrets.private_key(text, start)
     return Span(start, end, _KINDS[rule])
@@ -381,7 +383,7 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
 # Numbers that the native scanner knows: what to search for, and the rule by which something was found.
 _SECRETS = 1
 _PERSONAL: dict[str, int] = {"email": 2, "card": 4, "phone": 8}
-_KEY, _NAME, _QUERY, _PEM = 0, 2, 3, 5
+_KEY, _NAME, _QUERY, _PEM, _COMMAND = 0, 2, 3, 5, 9
 _KINDS: dict[int, secrets.Kind] = {0: "api_key", 1: "token", 4: "password", 6: "email", 7: "card", 8: "phone"}
 
 _PAYLOAD = ("state", "action", "next_state")

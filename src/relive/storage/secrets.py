@@ -134,6 +134,16 @@ def after_query_name(text: bytes, end: int) -> Span | None:
     return Span(match.start("value"), match.end("value"), "token")
 
 
+def in_command(text: bytes, start: int) -> Span | None:
+    """The password among what follows the name of a command, or the word ``machine`` of a netrc file, at `start`."""
+    match = _COMMAND.match(text, start)
+    if match is None or match.lastgroup is None:
+        return None
+    first, last = match.span(match.lastgroup)
+    known = Name("password", True, False, "password")
+    return Span(first, last, "password") if is_secret(text[first:last], known, "bare") else None
+
+
 def authorization(value: bytes) -> tuple[int, int] | None:
     """Where the secret lies in the value of an ``Authorization`` header, its scheme left out; ``None``: in nowhere."""
     match = _SCHEME.match(value)
@@ -305,6 +315,13 @@ _TOLD = re.compile(
 )
 _BARE = re.compile(rb"(?:[^\s\"'`;\\&,%]|&(?!\w{1,40}=)|,(?!\s?[\w-]{1,40}[=:])|%(?!26)|\\(?![\\nrtu\"'])){1,1024}")
 _REST_OF_SENTENCE = re.compile(rb"[ \t]+[^\s,;#}\])\"'\\]")
+_PLAIN = rb"[^\s\"'`\\]{1,256}"
+_COMMAND = re.compile(
+    rb"curl[ \t][^\r\n|;]{0,256}?(?<=[ \t])(?:-u|--user)(?:=|[ \t]){0,4}[\"']?[^\s:\"'\\]{1,128}:(?P<curl>" + _PLAIN
+    + rb")|(?:mysql|mariadb)[a-z]{0,8}[ \t](?:[^\r\n|;]{0,256}?[ \t])??-p[\"']?(?P<mysql>" + _PLAIN
+    + rb")|machine" + _GAP + rb"{1,8}[^\s\\]{1,255}" + _GAP + rb"{1,8}login" + _GAP + rb"{1,8}[^\s\\]{1,255}"
+    + _GAP + rb"{1,8}password" + _GAP + rb"{1,8}(?P<netrc>" + _PLAIN + rb")"
+)  # fmt: skip
 _LINE = re.compile(rb"(?:[^\r\n\"'`\\]|\\(?![nr\"'\\])){1,8192}")
 _COOKIES = re.compile(
     rb"[!#$%&*+.^_|~0-9A-Za-z-]{1,128}=[^\s;,\"'`\\]{0,4096}(?:;\s?[!#$%&*+.^_|~0-9A-Za-z-]{1,128}(?:=[^\s;\"'`\\]{0,4096})?)*"
