@@ -235,7 +235,7 @@ class Memory(OwnedBuffer):
         """Adds experiences in one transaction, all or none; see `ReplayBuffer.add_batch`."""
         return self.add_soon(experiences, priorities).result()
 
-    def add_soon(self, experiences: Sequence[Transition], priorities: npt.ArrayLike | None = None) -> "Future[Ids]":
+    def add_soon(self, experiences: Sequence[Transition], priorities: npt.ArrayLike | None = None) -> Future[Ids]:
         """Like `add_batch`, but returns at once; the future has the ids when they are kept."""
         experiences = list(experiences)
         if not self.storage.owns_index:
@@ -244,7 +244,7 @@ class Memory(OwnedBuffer):
                 bad = int(np.argmin(fine))
                 raise refusal(f"experience {bad} of the new ones", given[bad])
             appended = self.storage.append_soon(experiences, priorities=None if given is None else given.tolist())
-            return _then(appended, _as_ids)
+            return appended.then(_as_ids)
         encoded = dict(zip(map(id, experiences), self.storage.encode(experiences), strict=True))
         return self._write(lambda _: ReplayBuffer.add_batch(self, experiences, priorities), encoded)
 
@@ -478,18 +478,3 @@ class Memory(OwnedBuffer):
 
 def _as_ids(ids: list[int | None]) -> Ids:
     return np.array(ids, np.int64)
-
-
-def _then(future: "Future[Any]", convert: Callable[[Any], Any]) -> "Future[Any]":
-    """A future of the converted result."""
-    result: Future[Any] = Future()
-
-    def finish(done: "Future[Any]") -> None:
-        error = done.exception()
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(convert(done.result()))
-
-    future.add_done_callback(finish)
-    return result

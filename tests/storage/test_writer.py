@@ -2,16 +2,18 @@
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import apsw
 import pytest
 from contract import message
 
-from relive import Transition
+import relive
+from relive import Feedback, Transition
 from relive.storage import ClosedStoreError, SqliteStorage, StorageBusyError, StorageError, checkpoint, dictionaries
 from relive.storage import transaction as transactions
 from relive.storage.transaction import Transaction
@@ -203,3 +205,61 @@ def test_who_waits_for_room_in_a_store_that_is_closed_is_told(path: Path, monkey
     closing.join()
     assert len(told) == 1
     assert first.result() == [1]
+
+
+def calls_into(store: SqliteStorage) -> dict[str, Callable[[], Any]]:
+    return {
+        "append": lambda: store.append([message("within")]),
+        "feedback": lambda: store.feedback(Feedback(experience_id=1, reward=1.0)),
+        "delete": lambda: store.delete([1]),
+        "flush": store.flush,
+        "compact": store.compact,
+        "close": store.close,
+    }
+
+
+@pytest.mark.parametrize("name", ["append", "feedback", "delete", "flush", "compact", "close"])
+def test_a_write_that_would_wait_for_itself_is_told_so(store: SqliteStorage, name: str) -> None:
+    store.append([message("a")])
+    call = calls_into(store)[name]
+    with pytest.raises(StorageError, match=r"(waits for another one of the same store|by one of its own writes)"):
+        store.write(lambda _: call()).result(timeout=30)
+    told: list[BaseException | None] = []
+    done = threading.Event()
+
+    def callback(_: Any) -> None:
+        try:
+            call()
+        except StorageError as error:
+            told.append(error)
+        done.set()
+
+    with held_back(store):
+        write = store.append_soon([message("b")])
+        write.add_done_callback(callback)
+    assert done.wait(30)
+    assert len(told) == 1
+    assert write.result() == [2]
+    store.flush()
+    store.append([message("c")])
+
+
+def test_a_callback_may_hand_in_more_without_waiting_for_it(
+    store: SqliteStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("relive.storage.writer.MOST_PENDING", 1)
+    following: Queue[Any] = Queue()
+    with held_back(store):
+        store.append_soon([message("a")]).add_done_callback(lambda _: following.put(store.append_soon([message("b")])))
+    assert following.get(timeout=30).result(timeout=30) == [2]
+
+
+def test_a_rule_that_asks_its_own_memory_is_told_so(path: Path) -> None:
+    def rule(experience: Any) -> float:
+        memory.add(Transition(state="within", action=1))
+        return 1.0
+
+    with relive.open(path, priority=rule) as memory:
+        with pytest.raises(StorageError, match="waits for another one of the same store"):
+            memory.add(Transition(state="a", action=1))
+        assert len(memory) == 0

@@ -6,7 +6,6 @@ that has ended, so nothing is drawn that is not kept; and whoever holds the lock
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +27,7 @@ from relive.storage.sampling import SavedIndex
 from relive.storage.sqlite import SqliteStorage
 from relive.storage.stored import Stored
 from relive.storage.transaction import Transaction
+from relive.storage.writer import Written
 
 DEFAULT_CAPACITY = 1_000_000
 """Most experiences kept in a new store for which no capacity is given."""
@@ -80,7 +80,7 @@ class OwnedBuffer(ReplayBuffer):
         *,
         follow: bool = True,
         whole_state: bool = False,
-    ) -> "Future[Any]":
+    ) -> Written:
         """Has `call` run by the writer, under the buffer's lock, after the index was brought up to date."""
 
         def act(transaction: Transaction) -> Any:

@@ -35,7 +35,7 @@ from relive.storage.connection import (
     roll_back,
 )
 from relive.storage.dictionaries import Trainer
-from relive.storage.errors import ReadOnlyStoreError
+from relive.storage.errors import ReadOnlyStoreError, StorageError
 from relive.storage.owner import Claim
 from relive.storage.pool import Forkable, Pool, watch
 from relive.storage.protocol import StoreStats, WriteView
@@ -45,7 +45,7 @@ from relive.storage.redaction import DEFAULT as DEFAULT_REDACTOR
 from relive.storage.redaction import Redactor
 from relive.storage.statistics import collect
 from relive.storage.transaction import Transaction
-from relive.storage.writer import Writer
+from relive.storage.writer import Writer, Written
 
 
 class SqliteStorage(StoreReads, Forkable):
@@ -145,7 +145,8 @@ class SqliteStorage(StoreReads, Forkable):
             StorageFullError: no room left; nothing was written.
             StorageBusyError: another process did not let go of the file in time.
         """
-        return self.append_soon(experiences, priorities=priorities, uids=uids, evict=evict).result()
+        ids: list[int | None] = self.append_soon(experiences, priorities=priorities, uids=uids, evict=evict).result()
+        return ids
 
     def append_soon(
         self,
@@ -154,7 +155,7 @@ class SqliteStorage(StoreReads, Forkable):
         priorities: Sequence[float | None] | None = None,
         uids: Sequence[bytes | None] | None = None,
         evict: Iterable[int] = (),
-    ) -> "Future[list[int | None]]":
+    ) -> Written:
         """Like `append`, but returns at once; the future is done when it is kept. Waits only when too much is queued.
 
         The experiences are encoded before it returns, so the caller may change them afterwards.
@@ -204,7 +205,7 @@ class SqliteStorage(StoreReads, Forkable):
             )
         return rows
 
-    def write(self, act: Callable[[Transaction], Any], rows: int = 1, size: int = 0) -> "Future[Any]":
+    def write(self, act: Callable[[Transaction], Any], rows: int = 1, size: int = 0) -> Written:
         """Runs `act` in the writer's thread inside a write transaction; the future has what it returns, once kept.
 
         While it runs nobody else writes to the store. If it raises, nothing of it is kept. It counts for so many `rows`
@@ -213,7 +214,7 @@ class SqliteStorage(StoreReads, Forkable):
         self._check_writable()
         return self._writer.submit(act, rows, size)
 
-    def alone(self, act: Callable[[apsw.Connection], Any]) -> "Future[Any]":
+    def alone(self, act: Callable[[apsw.Connection], Any]) -> Written:
         """Runs `act` in the writer's thread outside any transaction, with no write of this process beside it."""
         self._check_writable()
         return self._writer.submit_alone(act)
@@ -399,9 +400,15 @@ class SqliteStorage(StoreReads, Forkable):
         return int(self._writer.submit_alone(act).result())
 
     def close(self) -> None:
-        """Writes what is pending and lets go of the file; a second call does nothing."""
+        """Writes what is pending and lets go of the file; a second call does nothing.
+
+        Raises:
+            StorageError: one of the store's own writes wants to close it.
+        """
         if self._closed:
             return
+        if self._writer.is_here():
+            raise StorageError(f"{self.path} cannot be closed by one of its own writes; close it from another thread.")
         self._closed = True
         self._writer.close()
         self._checkpointer.close()

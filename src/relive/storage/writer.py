@@ -28,6 +28,54 @@ MOST_PENDING_BYTES = 256 << 20  # of payloads and tokens
 _log = logging.getLogger("relive.storage")
 
 
+class Written(Future[Any]):
+    """What a write returns, once it is kept. Who waits for it in the writer's own thread is told, instead of for ever.
+
+    Args:
+        is_here: Whether the present thread is the writer's.
+    """
+
+    def __init__(self, is_here: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_here = is_here
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the write returned.
+
+        Raises:
+            StorageError: the writer's own thread would wait for itself.
+        """
+        self._check()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Why it failed; ``None``: it did not. Raises as `result` does."""
+        self._check()
+        return super().exception(timeout)
+
+    def then(self, convert: Callable[[Any], Any]) -> "Written":
+        """The same with another result."""
+        following = Written(self._is_here)
+
+        def finish(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is not None:
+                following.set_exception(error)
+            else:
+                following.set_result(convert(done.result()))
+
+        self.add_done_callback(finish)
+        return following
+
+    def _check(self) -> None:
+        if not self.done() and self._is_here():
+            self.cancel()  # what is reported as failed is not written
+            raise StorageError(
+                "A write waits for another one of the same store, which can only come after it; "
+                "write through the transaction, or from another thread."
+            )
+
+
 class Write(NamedTuple):
     """One thing to do inside a transaction.
 
@@ -42,7 +90,7 @@ class Write(NamedTuple):
     act: Callable[[Transaction], Any] | None
     rows: int
     size: int
-    future: "Future[Any]"
+    future: Written
     alone: Callable[[apsw.Connection], Any] | None = None
 
 
@@ -76,22 +124,26 @@ class Writer:
         """Rows handed in and not yet committed."""
         return self._pending
 
-    def submit(self, act: Callable[[Transaction], Any], rows: int = 1, size: int = 0) -> "Future[Any]":
+    def is_here(self) -> bool:
+        """Whether the present thread is the one that writes."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, act: Callable[[Transaction], Any], rows: int = 1, size: int = 0) -> Written:
         """Queues a write of so many rows and bytes; waits while too much is queued already.
 
         Raises:
             ClosedStoreError: the store is closed.
             StorageError: the thread cannot be started.
         """
-        return self._put(Write(act, rows, size, Future()))
+        return self._put(Write(act, rows, size, Written(self.is_here)))
 
-    def submit_alone(self, call: Callable[[apsw.Connection], Any]) -> "Future[Any]":
+    def submit_alone(self, call: Callable[[apsw.Connection], Any]) -> Written:
         """Queues something that SQLite does outside transactions only, such as VACUUM."""
-        return self._put(Write(None, 1, 0, Future(), call))
+        return self._put(Write(None, 1, 0, Written(self.is_here), call))
 
-    def _put(self, write: Write) -> "Future[Any]":
+    def _put(self, write: Write) -> Written:
         with self._room:
-            while not (self._closed or self._has_room(write)):
+            while not (self._closed or self._has_room(write) or self.is_here()):
                 self._room.wait()
             if self._closed:
                 raise ClosedStoreError("The store is closed; open it again to write.")
