@@ -137,6 +137,16 @@ def test_lessons_of_different_agents_and_tenants_never_meet(memory: Memory, book
         other.get(1)
 
 
+def test_a_lesson_is_found_by_a_word_that_is_common_in_another_tenants_book(memory: Memory, book: Playbook) -> None:
+    other = Playbook(memory, tenant="another")
+    other.apply([Add(text=text(f"Weigh parcel {n}x{n * n}y")) for n in range(600)])
+    other.apply([Add(text=text(word)) for word in ("Tell where it is", "Say my name", "Count the number")])
+    book.apply([Add(text=text("Open the parcel"))])
+    found = book.search("where is my parcel number", status=None)
+    assert [one.lesson.text.do for one in found] == ["Open the parcel"]
+    assert all(one.lesson.tenant == "default" for one in found)
+
+
 def test_a_new_text_is_a_new_version_and_a_candidate_again_unless_a_person_wrote_it(book: Playbook) -> None:
     number = book.add("Ask for the date").lesson or 0
     book.approve(number)

@@ -120,14 +120,31 @@ def _by_words(
     tenant: str,
     agent: str | None,
     status: Status | None,
-    limit: int,
+    wanted: int,
 ) -> list[int]:
     ranked = sorted(counts, key=lambda word: (counts[word], word))[:MOST_WORDS]
     rare = [word for word in ranked if counts[word] < _COMMON]
     chosen = rare if len(rare) >= _FEW else ranked[: max(_FEW, len(rare))]
-    if not chosen:
+    found = _matching(connection, chosen, tenant, agent, status, wanted, "bm25(lesson_text), l.id")
+    if len(found) < wanted // WIDER:  # a word that is common among others' lessons may be rare among these
+        others = [word for word in counts if word not in chosen]
+        found += _matching(connection, others, tenant, agent, status, wanted - len(found), "lesson_text.rowid")
+    return list(dict.fromkeys(found))
+
+
+def _matching(
+    connection: apsw.Connection,
+    words: Sequence[str],
+    tenant: str,
+    agent: str | None,
+    status: Status | None,
+    limit: int,
+    order: str,
+) -> list[int]:
+    """Lessons of this scope that hold one of the words."""
+    if not words:
         return []
-    match = " OR ".join(f'"{word}"' for word in chosen)
+    match = " OR ".join(f'"{word}"' for word in words)
     terms, values = ["l.tenant = ?"], [tenant]
     if agent is not None:
         terms.append("l.agent IN (?, '')")
@@ -139,7 +156,7 @@ def _by_words(
         for row in fetch(
             connection,
             f"""SELECT lesson_text.rowid FROM lesson_text JOIN lesson l ON l.id = lesson_text.rowid
-            AND {" AND ".join(terms)} WHERE lesson_text MATCH ? ORDER BY bm25(lesson_text), l.id LIMIT ?""",  # noqa: S608 - own terms
+            AND {" AND ".join(terms)} WHERE lesson_text MATCH ? ORDER BY {order} LIMIT ?""",  # noqa: S608 - own terms
             (*values, match, limit),
         )
     ]
