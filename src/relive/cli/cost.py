@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
@@ -14,6 +14,9 @@ from relive.cli.output import console, dollars, number, print_json, short, table
 from relive.errors import ReliveError
 from relive.storage import SqliteStorage
 from relive.storage.usage_report import By, UsageRow
+
+if TYPE_CHECKING:
+    from relive.llm.pricing import Price
 
 cost = typer.Typer(cls=WithDefault, help="What calls cost, and what they would cost.")
 
@@ -90,20 +93,13 @@ def estimate(
 ) -> None:
     """Compare what models would cost, before there is any data."""
     from relive.llm.comparison import compare  # here: other commands start faster without it
-    from relive.llm.pricing import Price, PriceTable
+    from relive.llm.pricing import PriceTable
 
     own: dict[str, Any] = _configured(config)
     named = list(own)
-    for text in price or []:
-        name, _, amounts = text.rpartition("=")
-        first, _, second = amounts.partition(",")
-        if not name:
-            raise typer.BadParameter(f"{text!r} is not of the form MODEL=USD.", param_hint="--price")
-        try:
-            own[name] = Price.of(first, second or first)
-        except ReliveError as error:
-            raise typer.BadParameter(f"{text!r}: {error}.", param_hint="--price") from error
-        named.append(name)
+    given = prices_of(price or [])
+    own.update(given)
+    named += given
     models = list(dict.fromkeys([*(model or []), *([] if model else named)]))
     if not models:
         raise typer.BadParameter("name at least one, or give prices with --price.", param_hint="--model")
@@ -123,6 +119,23 @@ def estimate(
             markup=False,
             soft_wrap=True,
         )
+
+
+def prices_of(texts: Sequence[str]) -> dict[str, "Price"]:
+    """Prices by model, from texts such as ``m=0.15,0.6``."""
+    from relive.llm.pricing import Price
+
+    result: dict[str, Price] = {}
+    for text in texts:
+        name, _, amounts = text.rpartition("=")
+        first, _, second = amounts.partition(",")
+        if not name:
+            raise typer.BadParameter(f"{text!r} is not of the form MODEL=USD.", param_hint="--price")
+        try:
+            result[name] = Price.of(first, second or first)
+        except ReliveError as error:
+            raise typer.BadParameter(f"{text!r}: {error}.", param_hint="--price") from error
+    return result
 
 
 def report(

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from relive.experience import Usage
 from relive.llm.background import LoopThread
 from relive.llm.call import CONNECT_LIMIT, Call, Timing
 from relive.llm.endpoint import Endpoint
@@ -186,6 +187,10 @@ class Upstream:
     def models_sync(self) -> list[str]:
         """The same as `models`, without awaiting."""
         return self._run_sync(self._models)
+
+    def price(self, usage: Usage) -> int | None:
+        """What so many tokens cost here with this model, in nano-USD; ``None``: not known."""
+        return self._prices.cost(usage, self.model, base_url=self._endpoint.shown)
 
     async def aclose(self) -> None:
         """Closes all connections. A later call opens new ones."""
