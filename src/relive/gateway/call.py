@@ -11,12 +11,11 @@ import msgspec
 from relive.errors import ReliveError
 from relive.experience import Usage, now
 from relive.gateway import headers as header_rules
-from relive.gateway.access import Caller, credentials
+from relive.gateway.access import Caller
 from relive.gateway.budget import BudgetExceededError
 from relive.gateway.cache import HEADER as CACHE_HEADER
-from relive.gateway.cache import key_of
 from relive.gateway.capture import LARGEST_ANSWER, Capture, Status
-from relive.gateway.client import Client, Taken
+from relive.gateway.client import Client
 from relive.gateway.conversations import Said, Step
 from relive.gateway.fresh import fresh_id
 from relive.gateway.identity import Identity, IdentityError, read_identity
@@ -24,6 +23,7 @@ from relive.gateway.journal import Entry, Intent
 from relive.gateway.pacing import Passage
 from relive.gateway.recorder import Kept
 from relive.gateway.refusals import RefusalError, refusal_body
+from relive.gateway.repeating import Repeating
 from relive.gateway.request import CallRequest
 from relive.gateway.routes import Model, Next, Plan, RouteError
 from relive.gateway.upstreams import Attempt, address, described, failed_answer, timed_out
@@ -64,7 +64,8 @@ class Call:
         self._over = False
         self._limit: asyncio.Timeout | None = None
         self._ended: Status | None = None
-        self._cache_key = b""
+        cache = gateway.cache
+        self._repeating = None if cache is None else Repeating(cache, client, caller)
 
     async def run(self) -> None:
         """Serves it.
@@ -107,7 +108,8 @@ class Call:
         watching = asyncio.create_task(self._watch())
         try:
             await self._follow(plan)
-            self._keep_answer()
+            if self._repeating is not None and self._ended == "complete":
+                self._repeating.keep(self._uid)
         except Exception as error:
             self._limit = None
             if not self._over:
@@ -183,33 +185,15 @@ class Call:
 
     async def _repeat(self) -> bool:
         """Answers with what the same request was answered before, where the cache is on and has it."""
-        cache, client = self._gateway.cache, self._client
-        if cache is None or not (self._recorded and self._request.understood):
-            return False
-        reads, writes = cache.allowed(client.headers.get(CACHE_HEADER))
-        if not (reads or writes):
-            return False
-        shown = credentials(client.headers) if self._caller.own_credentials else None
-        self._cache_key = key_of(self._request, self._caller.name, shown)
-        answer = cache.get(self._cache_key) if reads else None
+        answer = self._repeating.find(self._request) if self._repeating is not None else None
         if answer is None:
-            client.taken = Taken() if writes else None
             return False
         self._capture.repeat(answer.body, answer.content_type, answer.uid)
         own = self._own_headers(await self._record("complete"))
         extra = {**own, "content-type": answer.content_type, CACHE_HEADER: "hit"}
-        await client.begin(200, header_rules.to_client([], length=len(answer.body), extra=extra))
-        await client.pass_on(answer.body, last=True)
+        await self._client.begin(200, header_rules.to_client([], length=len(answer.body), extra=extra))
+        await self._client.pass_on(answer.body, last=True)
         return True
-
-    def _keep_answer(self) -> None:
-        """Puts a whole answer into the cache, where it is on."""
-        cache, taken = self._gateway.cache, self._client.taken
-        if cache is None or taken is None or self._ended != "complete" or taken.status != 200 or not taken.whole:
-            return
-        if taken.header(b"content-encoding") in (None, "identity"):
-            kind = taken.header(b"content-type") or "application/json"
-            cache.put(self._cache_key, b"".join(taken.pieces), kind, self._uid)
 
     async def _reserve(self, model: Model) -> None:
         budgets = self._gateway.budgets
@@ -365,7 +349,7 @@ class Call:
                     return None
         except UpstreamError as error:
             broken = error
-        self._end()
+        self._capture.end()
         if broken is not None and not self._capture.reader.ended:
             raise broken  # a length header that promised more than there is does no harm to a whole answer
         failure = self._capture.reader.failure
@@ -408,7 +392,7 @@ class Call:
         await self._finish_stream(plan)
 
     async def _finish_stream(self, plan: Plan, held: bytes = b"") -> None:
-        await self._client.pass_on(self._end())
+        await self._client.pass_on(self._capture.end())
         status: Status = "complete" if self._capture.whole else "interrupted"
         if self._capture.reader.failure is not None:
             status = "failed"
@@ -428,10 +412,6 @@ class Call:
         if self._entry is not None:
             self._entry.piece(piece)
         return self._capture.feed(piece, (came - self._started) * 1000)
-
-    def _end(self) -> bytes:
-        """The upstream has said all; gives what was held back."""
-        return self._capture.end()
 
     # -- after it -------------------------------------------------------------------------------------------------
 
