@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relive.experience import Transition
+from relive.experience import Feedback, Transition
 from relive.storage import SqliteStorage
 
 PROGRAM = str(Path(sys.executable).parent / "relive")
@@ -174,6 +174,19 @@ def test_an_export_holds_what_the_options_name(store: Path, tmp_path: Path) -> N
     assert again.returncode == 1
     assert "is there already; replace it with --force" in again.stderr
     assert call("export", store, "--to", tmp_path / "out.jsonl.gz", "--force").returncode == 0
+
+
+def test_rows_to_train_on_are_exported(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    with SqliteStorage(path) as storage:
+        storage.append([Transition(state="Where?", action="In Leeds.")])
+        storage.feedback(Feedback(experience_id=1, demonstration="In York."))
+    (row,) = map(json.loads, call("export", path, "--format", "chat").stdout.splitlines())
+    assert [message["content"] for message in row["messages"]] == ["Where?", "In York."]
+    done = call("export", path, "--format", "preference", "--to", tmp_path / "pairs.jsonl")
+    assert "Exported 1 preference row to" in done.stdout
+    assert json.loads((tmp_path / "pairs.jsonl").read_text())["rejected"][0]["content"] == "In Leeds."
+    assert call("export", path, "--format", "pairs").returncode == 2
 
 
 def test_parquet_is_told_by_the_name_of_the_file(store: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The admin API: what workers and trainers do through it, and how it says no."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from loopback import reply
 from server_rig import Served, run
 
+from relive.storage.training_rows import export_chats, export_preferences
 from relive.storage.wire import MSGPACK, pack, unpack
 
 ANSWER = {
@@ -118,6 +120,13 @@ def test_a_demonstration_becomes_a_positive_experience_under_the_one_it_corrects
         assert shown["state"] == {"messages": QUESTION["messages"]}
         _, original = await served.ask("/api/experiences/1")
         assert original["outcome"] == "failure"
+        chats, pairs = io.BytesIO(), io.BytesIO()
+        asked, york = QUESTION["messages"], {"role": "assistant", "content": "In York."}
+        assert export_chats(served.parts.memory.storage, chats) == 1, "the demonstration, and that only once"
+        assert json.loads(chats.getvalue()) == {"messages": [*asked, york]}
+        assert export_preferences(served.parts.memory.storage, pairs) == 1
+        pair = json.loads(pairs.getvalue())
+        assert (pair["prompt"], pair["chosen"], pair["rejected"]) == (asked, [york], [original["action"]])
 
     run(tmp_path, body)
 

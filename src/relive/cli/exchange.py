@@ -18,10 +18,12 @@ from relive.storage.exporter import export_lines, replacing
 from relive.storage.formats import FORMATS, Source, read
 from relive.storage.importer import ImportReport, import_file
 from relive.storage.parquet import export_parquet
+from relive.storage.training_rows import export_chats, export_preferences
 
 SHOWN = 20
 OUTCOMES = ", ".join(get_args(Outcome))
 _KINDS = {"": "jsonl", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+_LINES = {"jsonl": export_lines, "chat": export_chats, "preference": export_preferences}
 _DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
 
 
@@ -68,7 +70,11 @@ def export_experiences(
         typer.Option(help="The file to write, - for standard output. Names that end with .gz, .zst are packed."),
     ] = "-",
     format: Annotated[  # noqa: A002 - the option's name
-        str | None, typer.Option(help="jsonl or parquet; else told by the file's name.")
+        str | None,
+        typer.Option(
+            help="jsonl or parquet, else told by the file's name; chat or preference: rows to train on, of successes "
+            "or of demonstrations beside what was answered."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     agent: Annotated[str | None, typer.Option(help="Only this agent's.")] = None,
@@ -88,8 +94,9 @@ def export_experiences(
     kind = format or _KINDS.get(Path(to.removesuffix(".gz").removesuffix(".zst")).suffix)
     if kind is None:
         raise typer.BadParameter(f"{to} does not say which format to write; add --format.", param_hint="--to")
-    if kind not in ("jsonl", "parquet") or (kind == "parquet" and to == "-"):
-        raise typer.BadParameter("it is jsonl, or parquet with a file as --to.", param_hint="--format")
+    if kind not in (*_LINES, "parquet") or (kind == "parquet" and to == "-"):
+        known = ", ".join(_LINES)
+        raise typer.BadParameter(f"it is {known}, or parquet with a file as --to.", param_hint="--format")
     query = Query(
         agent=agent,
         episode_id=episode,
@@ -104,7 +111,7 @@ def export_experiences(
     )
     with SqliteStorage(file, readonly=True) as storage:
         if to == "-":
-            export_lines(storage, sys.stdout.buffer, query)
+            _LINES[kind](storage, sys.stdout.buffer, query)
             return
         with progress_bar("exporting") as bar:
 
@@ -115,9 +122,10 @@ def export_experiences(
                 count = export_parquet(storage, Path(to), query, force=force, progress=progress)
             else:
                 with replacing(Path(to), force=force) as out:
-                    count = export_lines(storage, out, query, progress=progress)
+                    count = _LINES[kind](storage, out, query, progress=progress)
     note_copy(file, "export", Path(to), count)
-    console().print(f"Exported {count:,} experience{_s(count)} to {to}.", markup=False, soft_wrap=True)
+    what = f"{kind} row" if kind in ("chat", "preference") else "experience"
+    console().print(f"Exported {count:,} {what}{_s(count)} to {to}.", markup=False, soft_wrap=True)
 
 
 def _tell(report: ImportReport, file: Path) -> None:

@@ -14,6 +14,7 @@ from relive.server.settings import Metric
 from relive.storage.codec import encode_json
 from relive.storage.sqlite import SqliteStorage
 from relive.storage.stored import Stored
+from relive.storage.training_rows import DEMONSTRATION
 
 _FIELDS = frozenset(
     {"experience_id", "episode_id", "response_id", "reward", "demonstration", "source", "key", "comment"}
@@ -160,7 +161,7 @@ class FeedbackDesk:
             episode_id=shown.episode_id,
             step=shown.step,
             group_id=shown.group_id,
-            tags=(*shown.tags, "demonstration"),
+            tags=(*shown.tags, DEMONSTRATION),
             parent=number,
             policy=f"demonstration:{feedback.source}",
         )
