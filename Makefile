@@ -34,11 +34,15 @@ demo: $(VENV)/.demo
 	@echo "For the commands that the demo names, run this once in your shell: . $(BIN)/activate"
 	@$(BIN)/relive demo
 
-# qemu plays a processor without AVX2 in the tests of the portable kernels; without root they are skipped, and say so.
+# qemu plays a processor without AVX2 in the tests of the portable kernels, chromium is the browser of the pages' tests;
+# without root they are skipped, and say so.
 test: $(VENV)/.dev
-	@command -v qemu-x86_64 >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
-		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install qemu-user >/dev/null; } || \
-		echo "qemu-user is not here and cannot be installed: the tests that need it will be skipped."
+	@for need in qemu-x86_64:qemu-user chromium:chromium; do \
+		command -v "$${need%%:*}" >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+			apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+			apt-get -qq -y install --no-install-recommends "$${need#*:}" >/dev/null; } || \
+			echo "$${need#*:} is not here and cannot be installed: the tests that need it will be skipped."; \
+	done
 	$(BIN)/python -m pytest -q -n auto
 
 lint: $(VENV)/.dev

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from relive.cli.app import app
-from relive.cli.cost import projected
 from relive.experience import Feedback, Transition, Usage
+from relive.server.spending import projected
 from relive.storage import SqliteStorage
 from relive.storage.usage_report import UsageRow
 
@@ -64,7 +64,7 @@ def test_costs_are_summed_by_model_and_what_is_unknown_is_counted_apart(store: s
 def test_the_table_says_that_sums_leave_unknown_costs_out(store: str) -> None:
     printed = run("cost", store, "--by", "outcome")
     assert "The cost of 2 of 5 calls is not known" in printed
-    assert "A month at this rate: at least $0.0135" in printed
+    assert "A month at this rate: at least $0.013" in printed
     assert "unknown" in printed
 
 

@@ -307,7 +307,7 @@ def test_unknown_routes_and_methods_are_no_errors_of_the_server(tmp_path: Path) 
     async def body(served: Served) -> None:
         assert (await served.ask("/api/nothing"))[0] == 404
         assert (await served.ask("/api/stats", {}))[0] == 405
-        assert (await served.ask("/"))[0] == 404
+        assert (await served.ask("/nothing"))[0] == 404
 
     run(tmp_path, body)
 

@@ -17,6 +17,7 @@ from relive.cli import (
     reflect,
     rewards,
     serve,
+    ui,
 )
 from relive.cli.groups import WithDefault
 
@@ -48,4 +49,5 @@ def register(app: typer.Typer) -> None:
     app.add_typer(local.local, name="local")
     app.command()(doctor.doctor)
     app.command()(serve.serve)
+    app.command()(ui.ui)
     app.add_typer(serve.keys, name="keys")

@@ -10,8 +10,10 @@ import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
 from relive.cli.groups import WithDefault
-from relive.cli.output import console, dollars, number, print_json, short, table
+from relive.cli.output import console, print_json, short, table
 from relive.errors import ReliveError
+from relive.server.spending import spending
+from relive.server.words import count, dollars, number, share
 from relive.storage import SqliteStorage
 from relive.storage.usage_report import By, UsageRow
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 cost = typer.Typer(cls=WithDefault, help="What calls cost, and what they would cost.")
 
-DAYS_OF_A_MONTH = 30
 GROUPS = ", ".join(get_args(By))
 Zone = Annotated[str, typer.Option(envvar="RELIVE_TIME_ZONE", help="Where days begin, such as Europe/Berlin.")]
 DEFAULT_CONFIG = Path("relive.toml")
@@ -42,13 +43,10 @@ def show(
     groups = by or ["model"]
     if not set(groups) <= set(get_args(By)) or len(set(groups)) != len(groups):
         raise typer.BadParameter(f"each is one of {GROUPS}, named once.", param_hint="--by")
-    zone, until = _zone(time_zone), datetime.now(UTC)
-    since = None if days is None else until - timedelta(days=days)
+    zone = time_zone_of(time_zone)
     with SqliteStorage(file, readonly=True) as store:
-        rows = store.usage(by=groups, since=since, until=until, agent=agent, zone=zone)  # type: ignore[arg-type]
-        total = next(iter(store.usage(since=since, until=until, agent=agent)), None)
-        began = _first_call(store, since, agent) if total is not None else None
-    month = None if total is None or began is None else projected(total, began, until)
+        found = spending(store, groups, days=days, agent=agent, zone=zone)  # type: ignore[arg-type]
+    rows, total, month = found.rows, found.total, found.month
     if json:
         print_json({"rows": [_cost_row(row, groups) for row in rows], "total": _total(total, month)})
         return
@@ -171,35 +169,16 @@ def report(
         shown.add_row(
             short(name, 40),
             f"{row.calls:,}",
-            _share(row.success_rate),
-            _share(row.success_rate_without_timeouts),
+            share(row.success_rate),
+            share(row.success_rate_without_timeouts),
             number(row.latency_p50, 0),
             number(row.latency_p95, 0),
-            _count(row.input_tokens),
-            _count(row.output_tokens),
+            count(row.input_tokens),
+            count(row.output_tokens),
             dollars(row.cost),
             f"{row.unknown_costs:,}" if row.unknown_costs else "",
         )
     console().print(shown)
-
-
-def projected(total: UsageRow, began: datetime, until: datetime) -> int | None:
-    """What a month of 30 days comes to at the rate so far, in nano-USD; the part of a first day counts as a whole one.
-
-    ``None``: no cost is known. Where some are not, it is the least that it comes to.
-    """
-    if total.cost is None:
-        return None
-    days = max(1.0, (until - began) / timedelta(days=1))
-    return round(total.cost * DAYS_OF_A_MONTH / days)
-
-
-def _first_call(store: SqliteStorage, since: datetime | None, agent: str | None) -> datetime | None:
-    """When the first call of the span was, or the span's own beginning where calls go back before it."""
-    if since is not None and store.query(until=since, agent=agent, limit=1):
-        return since
-    rows = store.query(since=since, agent=agent, limit=1)
-    return rows[0].created_at if rows else None
 
 
 def _cost_row(row: UsageRow, groups: Sequence[str]) -> dict[str, Any]:
@@ -229,11 +208,11 @@ def _cost_cells(row: UsageRow) -> list[str]:
     return [
         f"{row.calls:,}",
         f"{row.successes:,}",
-        _count(row.input_tokens),
-        _count(row.cached_tokens),
-        _count(row.output_tokens),
+        count(row.input_tokens),
+        count(row.cached_tokens),
+        count(row.output_tokens),
         dollars(row.cost),
-        dollars(None if row.cost_per_success is None else round(row.cost_per_success)),
+        dollars(row.cost_per_success),
         f"{row.unknown_costs:,}" if row.unknown_costs else "",
     ]
 
@@ -248,7 +227,8 @@ def _configured(config: Path | None) -> dict[str, Any]:
     return {one.name: one.price.model_dump() for one in tables if one.price is not None}
 
 
-def _zone(name: str) -> ZoneInfo:
+def time_zone_of(name: str) -> ZoneInfo:
+    """The zone of an option."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -257,11 +237,3 @@ def _zone(name: str) -> ZoneInfo:
 
 def _span(days: int | None) -> str:
     return "" if days is None else f" of the last {days} day{'' if days == 1 else 's'}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
-
-
-def _count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"

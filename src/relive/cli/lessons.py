@@ -9,13 +9,14 @@ from typing import Annotated, Any, get_args
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, number, print_json, short, table
+from relive.cli.output import console, print_json, short, table
 from relive.errors import ReliveError
 from relive.experience import new_episode_id
 from relive.playbook.book import Playbook
 from relive.playbook.injection import Injection, lesson_line
 from relive.playbook.lesson import DEFAULT_TENANT, Lesson, Status
 from relive.playbook.recall import estimate_tokens
+from relive.server.words import number, points
 from relive.storage import SqliteStorage
 from relive.storage.connection import check_path
 
@@ -58,7 +59,7 @@ def list_lessons(
             short(lesson.text.when or "always", 40),
             short(lesson.text.do, 60),
             f"{lesson.support}" + (f" - {lesson.opposed}" if lesson.opposed else ""),
-            _points(lesson.uplift.estimate if lesson.calls else None),
+            points(lesson.uplift.estimate if lesson.calls else None),
             _span(lesson),
             f"{lesson.calls:,}",
             f"{lesson.uses:,}",
@@ -67,8 +68,8 @@ def list_lessons(
     console().print(rows)
     if float(worth.error) < 1:
         console().print(
-            f"The whole book: {_points(float(worth.estimate))} points of success "
-            f"({_points(float(worth.low))} to {_points(float(worth.high))}), by episodes held out from all of it."
+            f"The whole book: {points(float(worth.estimate))} points of success "
+            f"({points(float(worth.low))} to {points(float(worth.high))}), by episodes held out from all of it."
         )
 
 
@@ -268,10 +269,6 @@ class open_book:  # noqa: N801 - reads as a function
 
     def __exit__(self, *exception: object) -> None:
         self._store.close()
-
-
-def _points(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:+.1f}"
 
 
 def _span(lesson: Lesson) -> str:

@@ -7,9 +7,10 @@ from rich.table import Table
 
 import relive
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, dollars, number, print_json, short, table
+from relive.cli.output import console, print_json, short, table
 from relive.errors import ReliveError
 from relive.experience import Outcome
+from relive.server.words import dollars, gist, number
 from relive.storage import Stored
 
 experiences = typer.Typer(help="Look at single experiences.", no_args_is_help=True)
@@ -94,17 +95,6 @@ def _as_json(stored: Stored) -> dict[str, Any]:
     return {"id": stored.id, "priority": stored.priority, **stored.transition.to_dict()}
 
 
-def _gist(value: Any) -> Any:
-    """The part of a state or action that a person recognises it by: the last message's text, where there is one."""
-    if isinstance(value, dict) and isinstance(value.get("messages"), list):
-        value = value["messages"]
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        value = value[-1]
-    if isinstance(value, dict) and isinstance(value.get("content"), str) and value["content"]:
-        return value["content"]
-    return value
-
-
 def _listing(found: list[Stored]) -> Table:
     rows = table(
         "id", "when (UTC)", "agent", "outcome", "reward", "cost", "state", "action", right=("id", "reward", "cost")
@@ -118,7 +108,7 @@ def _listing(found: list[Stored]) -> Table:
             one.outcome,
             number(one.reward),
             dollars(one.cost),
-            short(_gist(one.state), 60),
-            short(f"error: {one.error}" if one.action is None and one.error else _gist(one.action), 40),
+            short(gist(one.state), 60),
+            short(f"error: {one.error}" if one.action is None and one.error else gist(one.action), 40),
         )
     return rows

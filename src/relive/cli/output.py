@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from relive.server.words import one_line
+
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
@@ -35,19 +37,7 @@ def table(*columns: str, right: tuple[str, ...] = (), title: str | None = None) 
 
 def short(value: Any, width: int) -> Text:
     """A value on one line of at most `width` characters; never read as markup, control characters shown as spaces."""
-    text = value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode(errors="replace")
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return Text(text if len(text) <= width else text[: width - 1] + "…")
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """A number for people; an unknown one is a dash, never 0."""
-    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
-
-
-def dollars(nano_usd: int | None) -> str:
-    """An exact price in nano-USD as dollars; an unknown one is a dash, never 0."""
-    return "–" if nano_usd is None else f"${nano_usd / 1e9:,.6f}".rstrip("0").rstrip(".")
+    return Text(one_line(value, width))
 
 
 def _finite(value: Any) -> Any:

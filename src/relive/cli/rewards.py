@@ -5,8 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, number, print_json, table
+from relive.cli.output import console, print_json, table
 from relive.rewards.check import RewardReport, check
+from relive.server.words import number
 from relive.storage import SqliteStorage, Stored
 
 rewards = typer.Typer(help="Look at rewards.", no_args_is_help=True)

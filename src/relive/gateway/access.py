@@ -32,7 +32,7 @@ class Access:
 
     def __init__(self, keys: Keys, *, required: bool) -> None:
         self._keys = keys
-        self._required = required
+        self.required = required
 
     def admit(self, headers: Mapping[str, str], scope: Scope) -> Caller:
         """Who calls.
@@ -42,7 +42,7 @@ class Access:
         """
         shown = credentials(headers)
         ours = shown is not None and shown.startswith(PREFIX)
-        if not self._required and not ours:
+        if not self.required and not ours:
             return Caller(own_credentials=True)
         key = self._keys.find(shown) if shown is not None and ours else None
         if key is None:

@@ -34,7 +34,7 @@ from relive.playbook.retrieval import Found
 from relive.playbook.rollback import Origins, RolledBack
 from relive.playbook.shelf import Version
 from relive.playbook.trust import Trust
-from relive.playbook.uplift import Interval, Rules, Shrunk
+from relive.playbook.uplift import Evidence, Interval, Rules, Shrunk
 from relive.playbook.vectors import Embed, Vectors
 from relive.storage import SqliteStorage, playbook_tables
 from relive.storage.audit import system_user
@@ -213,22 +213,34 @@ class Playbook:
         return self.storage.view(lambda connection: shelf.require(connection, lesson, self.tenant))
 
     def lessons(
-        self, *, status: Status | None = None, agent: str | None = None, after: int = 0, limit: int = 100
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
     ) -> list[Lesson]:
         """One page of lessons in the order of their ids; `agent`: what this agent may be shown."""
         return self.storage.view(
-            lambda c: shelf.listing(c, self.tenant, status=status, agent=agent, after=after, limit=limit)
+            lambda c: shelf.listing(
+                c, self.tenant, status=status, agent=agent, after=after, limit=limit, newest_first=newest_first
+            )
         )
 
-    def history(self, lesson: int) -> list[Version]:
-        """All that happened to a lesson, the oldest first."""
-        self.get(lesson)
-        return self.storage.view(lambda connection: shelf.history(connection, lesson))
+    def most_useful(self, limit: int = 5) -> list[Lesson]:
+        """The lessons in use that helped most for sure: those whose interval begins highest, the highest first."""
+        return self.storage.view(lambda connection: shelf.most_useful(connection, self.tenant, limit))
 
-    def sources(self, lesson: int) -> list[tuple[Source, bool]]:
-        """What speaks for a lesson (True) and against it (False)."""
+    def history(self, lesson: int, *, limit: int = -1) -> list[Version]:
+        """What happened to a lesson, the oldest first; `limit`: only the newest so many entries, -1: all."""
         self.get(lesson)
-        return self.storage.view(lambda connection: shelf.sources(connection, lesson))
+        return self.storage.view(lambda connection: shelf.history(connection, lesson, limit=limit))
+
+    def sources(self, lesson: int, *, limit: int = -1) -> list[tuple[Source, bool]]:
+        """What speaks for a lesson (True) and against it (False); `limit`: the first so many, -1: all."""
+        self.get(lesson)
+        return self.storage.view(lambda connection: shelf.sources(connection, lesson, limit=limit))
 
     def search(
         self,
@@ -262,10 +274,13 @@ class Playbook:
             )
         )
 
+    def evidence(self, agent: str | None = None) -> Evidence:
+        """How episodes went that used the book, and those that were held out from all of it."""
+        return self.storage.view(lambda c: exposures.evidence_of(c, BOOK, 0, tenant=self.tenant, agent=agent))
+
     def worth(self, agent: str | None = None) -> Interval:
         """What the whole book is worth: success of episodes that used it against those held out from all of it."""
-        evidence = self.storage.view(lambda c: exposures.evidence_of(c, BOOK, 0, tenant=self.tenant, agent=agent))
-        return uplift.interval(evidence, alpha=self.rules.alpha)
+        return uplift.interval(self.evidence(agent), alpha=self.rules.alpha)
 
     def shrunk(self, lessons: Sequence[Lesson]) -> Shrunk:
         """The lessons' uplifts drawn together, for ranking; see `uplift.shrink`."""

@@ -117,7 +117,7 @@ def follow(transaction: Transaction, rules: Rules) -> Followed:
         if stored is None or _MARKS.search(stored.json()) is None:
             continue
         info = stored.transition.info
-        _give(connection, stored.id, _recalled(info))
+        _give(connection, stored.id, [(EXPERIENCE, one, None) for one in recalled_in(info)])
         injected = injected_of(info)
         if injected is None:
             continue
@@ -135,6 +135,16 @@ def injected_of(info: Any) -> Injected | None:
         return msgspec.convert(value, Injected)
     except msgspec.ValidationError:
         return None
+
+
+def recalled_in(info: Any) -> list[int]:
+    """The past successes that an agent's prompt held as example turns."""
+    value = info.get("recalled") if isinstance(info, dict) else None
+    return [
+        one[0]
+        for one in (value if isinstance(value, list) else [])
+        if isinstance(one, list) and one and isinstance(one[0], int)
+    ]
 
 
 def review(transaction: Transaction, numbers: Sequence[int], rules: Rules) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -250,16 +260,6 @@ def _give(connection: apsw.Connection, number: int, given: Iterable[tuple[int, i
         "INSERT OR IGNORE INTO given(experience_id, kind, ref, distance) VALUES (?, ?, ?, ?)",
         [(number, *one) for one in given],
     )
-
-
-def _recalled(info: Any) -> list[tuple[int, int, float | None]]:
-    """The past successes that an agent's prompt held as example turns."""
-    value = info.get("recalled") if isinstance(info, dict) else None
-    return [
-        (EXPERIENCE, one[0], None)
-        for one in (value if isinstance(value, list) else [])
-        if isinstance(one, list) and one and isinstance(one[0], int)
-    ]
 
 
 def _settle(connection: apsw.Connection, stored: Stored, injected: Injected, number: int, dirty: set[int]) -> int:

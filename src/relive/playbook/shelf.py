@@ -16,6 +16,9 @@ from relive.storage.text import tokens
 _SELECT = """SELECT l.id, l.version, l.text, l.status, l.reason, l.agent, l.tenant, l.origin, l.support, l.opposed,
     l.uses, l.proved, l.calls, l.effect, l.low, l.high, l.error, l.created_at, l.updated_at FROM lesson l"""
 
+_ALL = -1
+"""As a limit: none."""
+
 
 class Version(msgspec.Struct, frozen=True):
     """One entry of a lesson's history.
@@ -84,8 +87,9 @@ def listing(
     *,
     status: Status | None = None,
     agent: str | None = None,
-    after: int = 0,
+    after: int | None = None,
     limit: int = 100,
+    newest_first: bool = False,
 ) -> list[Lesson]:
     """One page of lessons in the order of their ids.
 
@@ -94,10 +98,15 @@ def listing(
         tenant: Whose.
         status: Only with this status.
         agent: Only what this agent may be shown: its own and the shared ones; ``None``: all.
-        after: Only ids above this one.
+        after: Only ids above this one (below it, if `newest_first`).
         limit: At most so many.
+        newest_first: In falling order of ids.
     """
-    terms, values = ["l.tenant = ?", "l.id > ?"], [tenant, after]
+    terms: list[str] = ["l.tenant = ?"]
+    values: list[Any] = [tenant]
+    if after is not None:
+        terms.append("l.id < ?" if newest_first else "l.id > ?")
+        values.append(after)
     if status is not None:
         terms.append("l.status = ?")
         values.append(STATUSES.index(status))
@@ -105,29 +114,41 @@ def listing(
         terms.append("l.agent IN (?, '')")
         values.append(agent)
     where = " AND ".join(terms)
-    rows = fetch(connection, f"{_SELECT} WHERE {where} ORDER BY l.id LIMIT ?", (*values, limit))
+    order = "DESC" if newest_first else "ASC"
+    rows = fetch(connection, f"{_SELECT} WHERE {where} ORDER BY l.id {order} LIMIT ?", (*values, limit))
     return [_lesson(row) for row in rows]
 
 
-def history(connection: apsw.Connection, number: int) -> list[Version]:
-    """All that happened to a lesson, the oldest first."""
+def most_useful(connection: apsw.Connection, tenant: str, limit: int) -> list[Lesson]:
+    """The lessons in use that helped most for sure: those whose interval begins highest, the highest first."""
+    rows = fetch(
+        connection,
+        f"""{_SELECT} WHERE l.status = ? AND l.tenant = ? AND l.calls > 0
+        ORDER BY l.low DESC, l.effect DESC, l.id LIMIT ?""",
+        (STATUSES.index("active"), tenant, limit),
+    )
+    return [_lesson(row) for row in rows]
+
+
+def history(connection: apsw.Connection, number: int, *, limit: int = _ALL) -> list[Version]:
+    """What happened to a lesson, the oldest first; `limit`: only the newest so many entries."""
     return [
         Version(version, STATUSES[status], change, who, moment(at), msgspec.json.decode(text, type=LessonText), reason)
         for version, status, change, who, at, text, reason in fetch(
             connection,
-            """SELECT version, status, change, who, at, text, reason FROM lesson_version
-            WHERE lesson_id = ? ORDER BY id""",
-            (number,),
+            """SELECT version, status, change, who, at, text, reason FROM (
+            SELECT * FROM lesson_version WHERE lesson_id = ? ORDER BY id DESC LIMIT ?) ORDER BY id""",
+            (number, limit),
         )
     ]
 
 
-def sources(connection: apsw.Connection, number: int) -> list[tuple[Source, bool]]:
-    """What speaks for a lesson (True) and against it (False), in the order in which it came."""
+def sources(connection: apsw.Connection, number: int, *, limit: int = _ALL) -> list[tuple[Source, bool]]:
+    """What speaks for a lesson (True) and against it (False), in the order in which it came, at most so many."""
     rows = fetch(
         connection,
-        "SELECT ref, who, experience_id, episode_id, weight FROM lesson_source WHERE lesson_id = ? ORDER BY id",
-        (number,),
+        "SELECT ref, who, experience_id, episode_id, weight FROM lesson_source WHERE lesson_id = ? ORDER BY id LIMIT ?",
+        (number, limit),
     )
     return [(Source(ref=r, by=w, experience_id=e, episode_id=p), weight > 0) for r, w, e, p, weight in rows]
 

@@ -1,16 +1,18 @@
-"""The whole server as one ASGI application: calls to models go straight to the gateway, the rest to the admin API."""
+"""The whole server as one ASGI application: calls to models go straight to the gateway, the rest to API and pages."""
 
 import asyncio
 import logging
-from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 from relive.errors import ReliveError
 from relive.gateway.client import Client
+from relive.gateway.headers import read_headers
 from relive.gateway.proxy import Receive, Scope, Send
 from relive.gateway.recovery import recover
-from relive.gateway.refusals import RefusalError
 from relive.server.api import AdminAPI
-from relive.server.build import Parts, is_loopback
+from relive.server.build import Parts
+from relive.server.origin import foreign_page, from_here
+from relive.server.pages.app import PATHS, Pages
 
 FOLLOWS_EVERY = 5.0
 """Seconds after which calls recorded meanwhile count for the store's limits, and for what lessons are worth."""
@@ -28,6 +30,9 @@ class App:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._api = AdminAPI(parts).app()
+        zone = ZoneInfo(parts.settings.time_zone)
+        pages = Pages(parts.memory.storage, access=parts.gateway.access, can_change=True, zone=zone)
+        self._pages = pages.app()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or the application's life."""
@@ -36,12 +41,14 @@ class App:
             return
         if scope["type"] != "http":
             return
-        if not self._parts.keys_required and not _from_here(scope):
-            await Client(scope, receive, send).refuse(_foreign_page())
+        if not self._parts.keys_required and not from_here(read_headers(scope["headers"])):
+            await Client(scope, receive, send).refuse(foreign_page())
             return
         path = scope["path"]
         if path.startswith("/v1/") and path != "/v1/feedback":
             await self._parts.gateway(scope, receive, send)
+        elif path.lstrip("/").partition("/")[0] in PATHS:
+            await self._pages(scope, receive, send)  # type: ignore[arg-type]
         else:
             await self._api(scope, receive, send)  # type: ignore[arg-type]
 
@@ -71,26 +78,3 @@ class App:
                     await asyncio.to_thread(lessons.book.follow)
             except ReliveError as error:
                 _log.warning("The store could not be followed: %s", error)
-
-
-def _from_here(scope: Scope) -> bool:
-    """Whether a request without a key comes from a program on this machine, and not from a page in its browser.
-
-    A page of a foreign site can send requests to this machine, either under its own name (``Origin``) or after pointing
-    its own name at this machine (``Host``).
-    """
-    headers = dict(scope["headers"])
-    host = urlsplit(f"//{headers.get(b'host', b'localhost').decode('latin-1')}").hostname
-    origin = headers.get(b"origin")
-    page = None if origin is None else urlsplit(origin.decode("latin-1")).hostname
-    return is_loopback(host or "") and (origin is None or is_loopback(page or ""))
-
-
-def _foreign_page() -> RefusalError:
-    return RefusalError(
-        "This server answers programs on its own machine only. Make a key (`relive keys create`) and set "
-        'server.keys = "required" to let others in.',
-        status=403,
-        kind="permission_error",
-        code="foreign_origin",
-    )

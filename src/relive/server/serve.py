@@ -41,7 +41,8 @@ def serve(settings: Settings, *, on_ready: Callable[[str, Parts], None] | None =
             logs.set_up(settings.server.log_level, settings.server.log_format)
             for note in parts.notes:
                 _log.warning(note)
-            _run(settings, parts, listening, lambda: on_ready(url, parts) if on_ready is not None else None)
+            stop_seconds = settings.server.stop_seconds
+            run(App(parts), listening, lambda: on_ready(url, parts) if on_ready is not None else None, stop_seconds)
         finally:
             parts.close()
     finally:
@@ -64,7 +65,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise AddressError(
-            f"Cannot listen on {host}:{port} ({error.strerror or error}). Name another port: relive serve --port 8401"
+            f"Cannot listen on {host}:{port} ({error.strerror or error}). Name another port with --port."
         ) from error
     return listening
 
@@ -104,7 +105,15 @@ def _spare_the_collector() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _run(settings: Settings, parts: Parts, listening: socket.socket, on_ready: Callable[[], None]) -> None:
+def run(app: Any, listening: socket.socket, on_ready: Callable[[], None], stop_seconds: float) -> None:
+    """Serves an ASGI application until SIGTERM or SIGINT.
+
+    Args:
+        app: The application.
+        listening: Where requests come in.
+        on_ready: Called when they are taken.
+        stop_seconds: How long those under way may go on after that.
+    """
     options: dict[str, Any] = {
         "lifespan": "on",
         "log_config": None,
@@ -113,9 +122,9 @@ def _run(settings: Settings, parts: Parts, listening: socket.socket, on_ready: C
         "date_header": False,
         "proxy_headers": False,
         "timeout_keep_alive": 75,
-        "timeout_graceful_shutdown": int(settings.server.stop_seconds),
+        "timeout_graceful_shutdown": int(stop_seconds),
     }
-    config = uvicorn.Config(App(parts), **options)
+    config = uvicorn.Config(app, **options)
     server = _Server(config, on_ready)
     for number in (signal.SIGTERM, signal.SIGINT):
         # the server raises the signal again once it has stopped; by then it has done its work

@@ -1,7 +1,8 @@
 """What recorded calls used and cost, by day, model, agent or outcome; totals say how much of them is not known."""
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from collections.abc import Sequence
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from typing import Any, Literal
 
 import apsw
@@ -13,7 +14,17 @@ from relive.storage.record import OUTCOMES, microseconds, moment
 
 By = Literal["day", "model", "agent", "outcome"]
 
-_COLUMNS: dict[By, str] = {"model": "coalesce(policy, '')", "agent": "agent", "outcome": "outcome"}
+_QUARTER = 15 * 60 * 1_000_000
+_YEAR_1 = 62_135_596_800_000_000
+"""Microseconds from the year 1, the first of a ``datetime``, to 1970: a time counted from there is never below 0."""
+
+# Days are put together from quarters of an hour, in one pass: every zone's days begin at one (since 1972).
+_COLUMNS: dict[By, str] = {
+    "day": f"(created_at + {_YEAR_1}) / {_QUARTER}",
+    "model": "coalesce(policy, '')",
+    "agent": "agent",
+    "outcome": "outcome",
+}
 OBSERVED = "observed"
 """The tag of steps that are no calls to a model; see `relive.observation`."""
 
@@ -93,100 +104,74 @@ def usage_rows(
         agent: Only this agent's.
         zone: Where days begin and end.
     """
-    spans: Iterable[tuple[str | None, int | None, int | None]] = [(None, _micro(since), _micro(until))]
-    if "day" in by:
-        spans = _days(connection, since, until, zone)
-    rows: list[UsageRow] = []
-    for day, start, end in spans:
-        rows += _span(connection, by, day, start, end, agent)
-    return sorted(rows, key=lambda row: row.group)
-
-
-def _span(
-    connection: apsw.Connection,
-    by: Sequence[By],
-    day: str | None,
-    start: int | None,
-    end: int | None,
-    agent: str | None,
-) -> list[UsageRow]:
-    columns = [_COLUMNS[name] for name in by if name != "day"]
+    columns = [_COLUMNS[name] for name in by]
     where, values = ["parent IS NULL", f"(tags IS NULL OR instr(tags, '\"{OBSERVED}\"') = 0)"], []
-    # Within a time, rows are found by the time: an agent may have most of them, and each day asks anew.
-    of_agent = "agent = ?" if start is None and end is None else "+agent = ?"
-    for term, value in (("created_at >= ?", start), ("created_at < ?", end), (of_agent, agent)):
+    # Within a time, rows are found by the time: an agent may have most of them.
+    of_agent = "agent = ?" if since is None and until is None else "+agent = ?"
+    for term, value in (("created_at >= ?", _micro(since)), ("created_at < ?", _micro(until)), (of_agent, agent)):
         if value is not None:
             where.append(term)
             values.append(value)
     condition = " AND ".join(where)
     grouping = f" GROUP BY {', '.join(columns)}" if columns else ""
     chosen = ", ".join([*columns, ""])
-    sums = fetch(
+    sums: dict[tuple[str, ...], list[int | None]] = {}
+    for row in fetch(
         connection,
         f"SELECT {chosen}{_SUMS} FROM experience WHERE {condition}{grouping}",  # noqa: S608 - own names only
         (_TIMED_OUT, *values),
-    )
-    latencies: dict[tuple[Any, ...], list[float]] = {}
-    for *key, latency in fetch(
+    ):
+        key, counts = _group(by, row, zone), row[len(columns) :]
+        sums[key] = [_sum(pair) for pair in zip(sums[key], counts, strict=True)] if key in sums else list(counts)
+    latencies: dict[tuple[str, ...], list[float]] = {}
+    for *values_of_group, latency in fetch(
         connection,
         f"SELECT {chosen}latency_ms FROM experience WHERE {condition} "  # noqa: S608 - own names only
         "AND error IS NULL AND latency_ms IS NOT NULL",
         tuple(values),
     ):
-        latencies.setdefault(tuple(key), []).append(latency)
-    rows = []
-    for row in sums:
-        key, counts = tuple(row[: len(columns)]), row[len(columns) :]
-        if counts[0] == 0:
-            continue
-        named = iter(key)
-        times = latencies.get(key)
-        rows.append(
-            UsageRow(
-                group=tuple(day or "" if name == "day" else _shown(name, next(named)) for name in by),
-                calls=counts[0],
-                errors=counts[1],
-                timeouts=counts[2],
-                successes=counts[3],
-                failures=counts[4],
-                input_tokens=counts[5],
-                cached_tokens=counts[6],
-                output_tokens=counts[7],
-                cost=counts[8],
-                unknown_costs=counts[9],
-                latency_p50=None if times is None else float(np.percentile(times, 50)),
-                latency_p95=None if times is None else float(np.percentile(times, 95)),
-            )
-        )
-    return rows
+        latencies.setdefault(_group(by, values_of_group, zone), []).append(latency)
+    return [_row(key, counts, latencies.get(key)) for key, counts in sorted(sums.items()) if counts[0]]
 
 
-def _days(
-    connection: apsw.Connection, since: datetime | None, until: datetime | None, zone: tzinfo
-) -> list[tuple[str, int, int]]:
-    """The local days from the first to the last call, each with its beginning and end in microseconds."""
-    first, last = connection.execute("SELECT min(created_at), max(created_at) FROM experience").get
-    if first is None:
-        return []
-    start = max(moment(first), since) if since is not None else moment(first)
-    end = min(moment(last + 1), until) if until is not None else moment(last + 1)
-    days = []
-    day = start.astimezone(zone).date()
-    while (begins := _midnight(day, zone)) < end:
-        following = day + timedelta(days=1)
-        low, high = max(begins, start), min(_midnight(following, zone), end)
-        days.append((day.isoformat(), microseconds(low), microseconds(high)))
-        day = following
-    return days
+def _row(group: tuple[str, ...], counts: Sequence[Any], times: list[float] | None) -> UsageRow:
+    return UsageRow(
+        group=group,
+        calls=counts[0],
+        errors=counts[1],
+        timeouts=counts[2],
+        successes=counts[3],
+        failures=counts[4],
+        input_tokens=counts[5],
+        cached_tokens=counts[6],
+        output_tokens=counts[7],
+        cost=counts[8],
+        unknown_costs=counts[9],
+        latency_p50=None if times is None else float(np.percentile(times, 50)),
+        latency_p95=None if times is None else float(np.percentile(times, 95)),
+    )
 
 
-def _midnight(day: date, zone: tzinfo) -> datetime:
-    return datetime.combine(day, time(), zone).astimezone(UTC)
+def _group(by: Sequence[By], row: Sequence[Any], zone: tzinfo) -> tuple[str, ...]:
+    """The values of a group as they are shown."""
+    return tuple(_shown(name, row[place], zone) for place, name in enumerate(by))
+
+
+@lru_cache(maxsize=65_536)
+def _day(quarter: int, zone: tzinfo) -> str:
+    return moment(quarter * _QUARTER - _YEAR_1).astimezone(zone).date().isoformat()
+
+
+def _sum(pair: tuple[int | None, int | None]) -> int | None:
+    known = [one for one in pair if one is not None]
+    return sum(known) if known else None
 
 
 def _micro(when: datetime | None) -> int | None:
     return None if when is None else microseconds(when)
 
 
-def _shown(name: By, value: Any) -> str:
+def _shown(name: By, value: Any, zone: tzinfo) -> str:
+    if name == "day":
+        return _day(value, zone)
     return OUTCOMES[value] if name == "outcome" else str(value) or "(unknown)"
