@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, dollars, print_json, short, table
+from relive.cli.output import console, print_json, short, table
 from relive.playbook.book import Playbook
 from relive.playbook.changes import Applied
 from relive.playbook.lesson import DEFAULT_TENANT
 from relive.reflect.contrast import Contrast, Settings, contrast, episodes_of
 from relive.reflect.contrast import reflect as by_contrast
+from relive.server.words import dollars
 from relive.storage import SqliteStorage
 from relive.storage.connection import check_path
 
