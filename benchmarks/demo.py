@@ -21,10 +21,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 import relive
-from _report import Bar, report
+from _report import Bar, bootstrap, report
 from relive.demo import ARMS, Result, Settings, run
 from relive.envs import Banking77
 from relive.envs.banking import INTENTS
@@ -36,16 +35,7 @@ SEEDS, QUICK_SEEDS = range(5), range(2)
 MESSAGES, QUICK_MESSAGES = 300, 120
 BARS = {"no_memory": 0.30, "random_successes": 0.10, "no_llm": 0.08}
 LONGEST = 300  # seconds a demo may take
-RESAMPLES = 10_000
 LISTED = f"Route the customer's message to one of these intents: {', '.join(INTENTS)}."
-
-
-def bootstrap(differences: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of paired differences (Efron 1979)."""
-    rng = np.random.default_rng(0)
-    means = [rng.choice(differences, len(differences)).mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def compared(result: Result) -> list[int]:
@@ -113,7 +103,7 @@ def main() -> None:
     bars = {}
     for arm, bar in BARS.items():
         differences = np.array(rewards["recall"]) - np.array(rewards[arm])
-        low, high = bootstrap(differences)
+        low, high = bootstrap(differences.tolist())
         figures |= {f"recall_minus_{arm}_low": low, f"recall_minus_{arm}_high": high}
         bars[f"recall_minus_{arm}"] = Bar(float(differences.mean()), bar)
         bars[f"recall_minus_{arm}_low"] = Bar(low, math.ulp(0.0))  # above 0

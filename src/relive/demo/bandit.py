@@ -37,9 +37,13 @@ class WordCountBandit:
         rng = np.random.default_rng([self._seed, step])
         if rng.random() < self._exploration:
             return self._actions[rng.integers(len(self._actions))], True
+        return self.preferred(text, rng), False
+
+    def preferred(self, text: str, rng: np.random.Generator) -> str:
+        """The action that is best by what was learnt so far; equally good ones by `rng`."""
         scores = [self._score(action, _words(text)) for action in self._actions]
         best = [action for action, score in zip(self._actions, scores, strict=True) if score == max(scores)]
-        return best[rng.integers(len(best))], False
+        return best[rng.integers(len(best))]
 
     def learn(self, text: str, action: str, right: bool) -> None:
         """Takes in the reward of a choice."""
