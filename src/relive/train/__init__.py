@@ -1,0 +1,1 @@
+"""Training on experience: losses, protection against forgetting, schedules, and the gate before a new policy."""
