@@ -343,7 +343,7 @@ def test_trn_07_with_the_samplers_temperature_the_ratio_at_equal_weights_is_1() 
 # ---- PyTorch is optional
 
 
-@pytest.mark.parametrize("module", ["grpo", "ewc", "regularizers"])
+@pytest.mark.parametrize("module", ["grpo", "ewc", "regularizers", "schedules"])
 def test_without_pytorch_one_sentence_says_how_to_get_it(module: str) -> None:
     code = f"""
 import sys

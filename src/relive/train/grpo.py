@@ -64,7 +64,7 @@ def group_advantages(
 ) -> Advantages:
     """Each reward less its group's mean, over the group's deviation: ``A = (r - mean) / (std + epsilon)``.
 
-    Shao et al. 2024, equation 3; with ``scale="none"`` Liu et al. 2025; over fresh and replayed answers together, Zhang
+    Shao et al. 2024; with ``scale="none"`` Liu et al. 2025; over fresh and replayed answers together, Zhang
     et al. 2025. Mean and deviation are those of the scored answers. The deviation of a group whose rewards differ by
     rounding only is not divided by: such a group has no spread.
 
@@ -119,7 +119,7 @@ class Truncation:
         masked: They are not trained on (Yu et al. 2025, "overlong filtering"); their reward still counts in the group's
             mean.
         reward: ``"keep"``: as scored; ``"zero"``: 0; ``"soft"``: less by up to 1 over the last `margin` tokens before
-            `limit`, for answers that were not cut off too (Yu et al. 2025, equation 13).
+            `limit`, for answers that were not cut off too (Yu et al. 2025).
         limit: Most tokens of an answer; only ``"soft"`` needs it.
         margin: Tokens before the limit over which the punishment grows; only ``"soft"`` needs it.
     """
