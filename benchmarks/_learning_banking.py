@@ -4,6 +4,7 @@ A stream teaches a memory (`Stream`); nothing is recorded any more while the hel
 so that every arm answers the same ones from what its stream has taught.
 """
 
+import math
 import random
 import re
 from collections import Counter, defaultdict
@@ -47,7 +48,7 @@ class Answers(NamedTuple):
     """How an arm did on the messages kept back.
 
     Attributes:
-        rewards: 1 right, 0 wrong, by message.
+        rewards: 1 right, 0 wrong, by message; not a number: it was not asked.
         tokens: Tokens of a call, prompt and answer, on average.
     """
 
@@ -120,9 +121,11 @@ class Stream:
             book.approve(lesson.id)
         return book
 
-    def answered(self, held: Held, recall: Recall | None = None, book: Playbook | None = None) -> Answers:
+    def answered(
+        self, held: Held, recall: Recall | None = None, book: Playbook | None = None, *, every: int = 1
+    ) -> Answers:
         """How the model does on the messages kept back with what the stream has taught."""
-        return answers(self.model, held, memory=self.memory, recall=recall, book=book)
+        return answers(self.model, held, memory=self.memory, recall=recall, book=book, every=every)
 
 
 def routing(model: Upstream, memory: Memory | None, recall: Recall | None, book: Playbook | None = None) -> Agent:
@@ -147,18 +150,19 @@ def answers(
     memory: Memory | None = None,
     recall: Recall | None = None,
     book: Playbook | None = None,
+    every: int = 1,
 ) -> Answers:
-    """Asks the model about each message kept back; nothing is recorded."""
+    """Asks the model about the messages kept back, all or every second, third ...; nothing is recorded."""
     agent = routing(model, memory, recall, book)
-    rewards, tokens = [], 0
-    for messages_, label in zip(held.questions, held.labels, strict=True):
-        answer = agent.ask(messages_, actions=INTENTS, record=False)
-        rewards.append(float(answer.action == label))
+    rewards, tokens = [math.nan] * len(held.labels), 0
+    for at in range(0, len(held.labels), every):
+        answer = agent.ask(held.questions[at], actions=INTENTS, record=False)
+        rewards[at] = float(answer.action == held.labels[at])
         if answer.usage is not None:
             tokens += (answer.usage.input_tokens or 0) + (answer.usage.output_tokens or 0)
     if agent.last_failure is not None:
         raise SystemExit(f"The memory failed while an arm answered: {agent.last_failure}")
-    return Answers(rewards, tokens / len(held.labels))
+    return Answers(rewards, tokens / len(range(0, len(held.labels), every)))
 
 
 def bandit(held: Held, count: int, seed: int) -> Answers:

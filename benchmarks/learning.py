@@ -4,7 +4,8 @@
 
 **The real model** (SmolLM2-135M on this machine, 16 intents of Banking77). Each seed is a stream of messages, told only
 whether the answer was right; then every arm answers the same held-out test messages, and differences are means over
-pairs (one message, two arms) with the 95 % paired bootstrap over all of them. Arms: no memory; random past successes;
+pairs (one message, two arms) with the 95 % paired bootstrap over all of them; arms without a bar answer every second
+message. Arms: no memory; random past successes;
 recall; lessons that reflection by contrast made of the stream, all approved; both; recall from a stream with shuffled
 rewards; lessons made from all labels (oracle); the same with the intents mixed up (poisoned); a word-count bandit
 without an LLM. A further stream swaps half of the labels midway.
@@ -40,7 +41,7 @@ LEAST = {"no_memory": 0.25, "random_successes": 0.08}
 LONGEST = 3600.0
 
 
-def real(seeds: int, count: int, kept: int) -> tuple[dict[str, float], dict[str, Bar]]:
+def real(seeds: int, count: int, kept: int, threads: int | None = None) -> tuple[dict[str, float], dict[str, Bar]]:
     """Figures and bars of the real model."""
     started = time.monotonic()
     held = banking.held_out(kept)
@@ -51,11 +52,11 @@ def real(seeds: int, count: int, kept: int) -> tuple[dict[str, float], dict[str,
     def note(arm: str, found: banking.Answers) -> None:
         arms[arm] += found.rewards
         tokens[arm].append(found.tokens)
-        print(f"  {arm:<18} {np.mean(found.rewards):.3f}  {found.tokens:>5.0f} tokens a call", flush=True)
+        print(f"  {arm:<18} {np.nanmean(found.rewards):.3f}  {found.tokens:>5.0f} tokens a call", flush=True)
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        LocalServer() as server,
+        LocalServer(threads=threads) as server,
         Upstream(server.base_url, server.model) as model,
     ):
         alone = banking.answers(model, held)
@@ -67,8 +68,8 @@ def real(seeds: int, count: int, kept: int) -> tuple[dict[str, float], dict[str,
             note("random_successes", stream.answered(held, stream.random()))
             note("recall", stream.answered(held, stream.recall()))
             book = stream.lessons()
-            note("lessons", stream.answered(held, None, book))
-            note("both", stream.answered(held, stream.recall(), book))
+            note("lessons", stream.answered(held, None, book, every=2))
+            note("both", stream.answered(held, stream.recall(), book, every=2))
             note("no_llm", banking.bandit(held, count, seed))
             env = Banking77(count=count, seed=seed, shuffled_rewards=True)
             shuffled = banking.Stream(model, path / f"{seed}-shuffled.db", env, count, seed)
@@ -76,7 +77,7 @@ def real(seeds: int, count: int, kept: int) -> tuple[dict[str, float], dict[str,
             if seed == 0:
                 for arm, lessons in (("oracle", banking.oracle), ("poisoned", banking.poisoned)):
                     with relive.open(path / f"{arm}.db") as memory:
-                        note(arm, banking.answers(model, held, memory=memory, book=lessons(memory)))
+                        note(arm, banking.answers(model, held, memory=memory, book=lessons(memory), every=2))
             flip = banking.Stream(model, path / f"{seed}-flip.db", banking.flipping(count, seed), count, seed)
             part = count // AROUND
             before += flip.rewards[count // 2 - part : count // 2]
@@ -84,12 +85,13 @@ def real(seeds: int, count: int, kept: int) -> tuple[dict[str, float], dict[str,
             print(f"  flip: {np.mean(before):.3f} before, {np.mean(after):.3f} at the end (seeds so far)", flush=True)
     seconds = time.monotonic() - started
 
-    figures = {f"accuracy_{arm}": float(np.mean(rewards)) for arm, rewards in arms.items()}
+    figures = {f"accuracy_{arm}": float(np.nanmean(rewards)) for arm, rewards in arms.items()}
     figures |= {f"tokens_{arm}": float(np.mean(found)) for arm, found in tokens.items() if any(found)}
     figures |= {"flip_before": float(np.mean(before)), "flip_after": float(np.mean(after)), "seconds": seconds}
     bars = {}
     for arm, less in (*(("recall", arm) for arm in LEAST), ("both", "recall"), ("shuffled_rewards", "no_memory")):
-        differences = np.subtract(arms[arm], arms[less]).tolist()
+        pairs = np.subtract(arms[arm], arms[less])
+        differences = pairs[~np.isnan(pairs)].tolist()
         low, high = bootstrap(differences)
         name = f"{arm}_minus_{less}"
         figures |= {name: float(np.mean(differences)), f"{name}_low": low, f"{name}_high": high}
@@ -108,11 +110,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, fewer messages and agents")
     parser.add_argument("--simulated", action="store_true", help="only the simulated agents")
+    parser.add_argument("--threads", type=int, help="of the model's server: 1 where other work runs beside")
     arguments = parser.parse_args()
     figures, bars = simulated.measure(quick=arguments.quick)
     if not arguments.simulated:
         sizes = (QUICK_SEEDS, QUICK_MESSAGES, QUICK_HELD_OUT) if arguments.quick else (SEEDS, MESSAGES, HELD_OUT)
-        found, held = real(*sizes)
+        found, held = real(*sizes, threads=arguments.threads)
         figures, bars = figures | found, bars | held
     report(figures, bars)
 
