@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "plain.h"
+
 namespace nb = nanobind;
 
 namespace {
@@ -109,7 +111,11 @@ std::optional<std::string> ascii_tokens_of(nb::str text) {
 
 NB_MODULE(_text, m) {
   nb::set_leak_warnings(false);  // what ends with the interpreter is no leak; nanobind would report it on stderr
-  m.doc() = "Tokens of ASCII text; see relive.storage.text.";
+  m.doc() = "Tokens of ASCII text, see relive.storage.text; values that are plain JSON, see relive.storage.codec.";
   m.def("ascii_tokens", &ascii_tokens_of, nb::arg("text"),
         "The tokens of a text, joined by spaces; None: it is not ASCII.");
+  m.def(
+      "is_plain", [](nb::handle value, int levels) { return relive::is_plain(value.ptr(), levels); },
+      nb::arg("value").none(), nb::arg("levels"),
+      "True: made of None, text, numbers, and dicts, lists and tuples of such, at most so many levels deep.");
 }

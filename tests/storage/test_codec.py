@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from relive import TokenTrace, Transition
 from relive.errors import InvalidExperienceError
 from relive.storage import SqliteStorage
+from relive.storage._text import is_plain
 from relive.storage.codec import (
     MOST_NESTED,
     Compressor,
     Decompressor,
+    checked_json,
     clean_text,
     decode_json,
     decode_trace,
@@ -203,3 +205,37 @@ def test_dsh_03_digits_are_the_same_in_the_store(store: SqliteStorage) -> None:
     assert found is not None
     assert found.action["tool_calls"][0]["function"]["arguments"] == arguments
     assert found.state == {"id": 2512292042121000001, "b": 9007199254740993, "n": int("9" * 400)}
+
+
+class Words(dict[str, Any]):
+    """Not exactly a dict: what it gives when it is written may be anything."""
+
+
+def chain(levels: int) -> Any:
+    value: Any = 1
+    for level in range(levels):
+        value = [[value], (value,), {"in": value}][level % 3]
+    return value
+
+
+@given(JSON)
+def test_values_that_are_plain_json_need_no_second_look(value: Any) -> None:
+    assert is_plain(value, MOST_NESTED)
+    written = encode_payload(value, "state")
+    assert checked_json(written, "state") == written
+
+
+@pytest.mark.parametrize(
+    "value",
+    [msgspec.Raw(b"1"), {"in": [msgspec.Raw(b"1},{")]}, Words(a=1), {1: "one"}, np.float64(1.0), [b"bytes"], {1, 2}],
+)
+def test_what_is_not_plain_json_gets_a_second_look(value: Any) -> None:
+    assert not is_plain(value, MOST_NESTED)
+
+
+def test_what_is_nested_as_deep_as_may_be_is_plain_and_one_level_more_is_not() -> None:
+    assert is_plain(chain(MOST_NESTED), MOST_NESTED)
+    assert not is_plain(chain(MOST_NESTED + 1), MOST_NESTED)
+    assert encode_payload(chain(MOST_NESTED), "state")
+    with pytest.raises(InvalidExperienceError, match="state is nested too deeply"):
+        encode_payload(chain(MOST_NESTED + 1), "state")

@@ -24,6 +24,7 @@ import zstandard
 
 from relive.errors import InvalidExperienceError
 from relive.experience import TokenTrace
+from relive.storage._text import is_plain
 from relive.storage.errors import DamagedStoreError
 
 PLAIN = 0
@@ -99,7 +100,8 @@ def encode_payload(value: Any, what: str) -> bytes:
         InvalidExperienceError: it has no JSON form, holds text that is no JSON, or is nested more than `MOST_NESTED`
             levels deep.
     """
-    return checked_json(encode_json(value, what), what)
+    text = encode_json(value, what)
+    return text if is_plain(value, MOST_NESTED) else checked_json(text, what)
 
 
 def checked_json(text: bytes, what: str) -> bytes:

@@ -47,6 +47,9 @@ from relive.storage.statistics import collect
 from relive.storage.transaction import Transaction
 from relive.storage.writer import Writer, Written
 
+_YIELD = 8
+"""Rows after which the writer's thread, which needs the interpreter for moments only, may go on with what it holds."""
+
 
 class SqliteStorage(StoreReads, Forkable):
     """Experiences in one SQLite file; any number of processes may use it at once.
@@ -190,8 +193,10 @@ class SqliteStorage(StoreReads, Forkable):
                 f"There are {len(experiences)} experiences, {len(priorities)} priorities and {len(uids)} uids; "
                 "give one of each for every experience."
             )
-        rows = []
+        rows: list[record.Row] = []
         for experience, priority, uid in zip(experiences, priorities, uids, strict=True):
+            if rows and len(rows) % _YIELD == 0 and self._writer.pending:
+                time.sleep(0)
             if not isinstance(experience, Transition):
                 raise InvalidExperienceError(
                     f"A store keeps relive.Transition(state=…, action=…) objects, not {type(experience).__name__}."
