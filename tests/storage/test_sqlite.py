@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
