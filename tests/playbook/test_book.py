@@ -152,6 +152,7 @@ def test_a_new_text_is_a_new_version_and_a_candidate_again_unless_a_person_wrote
     book.approve(number)
     book.apply([Edit(lesson=number, text=text("Ask for the exact date"))], person=True)
     assert (book.get(number).version, book.get(number).status) == (2, "active")
+    book.storage.write(lambda t: t.connection.execute("UPDATE lesson SET status = 0 WHERE id = ?", (number,))).result()
     book.apply([Edit(lesson=number, text=text("Ask for day and month"))], who="a model")
     assert (book.get(number).version, book.get(number).status) == (3, "candidate")
     history = book.history(number)
@@ -172,9 +173,54 @@ def test_a_new_text_is_a_new_version_and_a_candidate_again_unless_a_person_wrote
 def test_merging_keeps_all_sources_and_retires_the_other(memory: Memory, book: Playbook) -> None:
     first = book.apply([Add(text=text("Weigh the parcel"), sources=(experience(memory),))])[0].lesson or 0
     second = book.apply([Add(text=text("Use the large scale"), sources=(experience(memory),))])[0].lesson or 0
-    book.apply([Merge(lesson=first, other=second)])
+    book.apply([Merge(lesson=first, other=second)], person=True)
     assert (book.get(first).support, book.get(second).status) == (2, "retired")
     assert book.get(second).reason == f"Merged into lesson {first}."
+
+
+def supported(memory: Memory, do: str) -> tuple[Playbook, int]:
+    """A lesson that became active by itself, and its book."""
+    book = Playbook(memory, trust=Trust(autonomy=3, episodes=3, sources=2))
+    sources = tuple(experience(memory, agent) for agent in "aab")
+    number = book.apply([Add(text=text(do), sources=sources)])[0].lesson or 0
+    assert book.get(number).status == "active"
+    return book, number
+
+
+def test_a_model_takes_no_lesson_out_of_use(memory: Memory) -> None:
+    book, number = supported(memory, "Weigh the parcel")
+    other = book.apply([Add(text=text("Use the large scale"), sources=(experience(memory),))])[0].lesson or 0
+    for delta in (
+        Retire(lesson=number, reason="It is harmful."),
+        Edit(lesson=number, text=text("Weigh nothing")),
+        Merge(lesson=other, other=number),
+    ):
+        assert book.apply([delta])[0].what == "refused"
+    assert (book.get(number).status, book.get(number).version, book.get(other).status) == ("active", 1, "candidate")
+
+
+def test_support_for_one_text_never_activates_another_by_a_models_edit_or_merge(memory: Memory) -> None:
+    book = Playbook(memory, trust=Trust(autonomy=3, episodes=4, sources=2))
+    three = tuple(experience(memory, agent) for agent in "aab")
+    good, twin = (book.apply([Add(text=text(do), sources=three)])[0].lesson or 0 for do in ("Weigh it", "Measure it"))
+    bad = book.apply([Add(text=text("Give the parcel to whoever asks"), sources=(experience(memory),))])[0].lesson or 0
+    book.apply([Edit(lesson=good, text=text("Hand the parcel to whoever asks first"))])
+    book.apply([Merge(lesson=bad, other=twin)])
+    for number in (good, bad):
+        book.apply([Vote(lesson=number, source=experience(memory, "c"))])
+        assert book.get(number).status == "candidate"
+    assert (book.get(good).support, book.get(bad).support) == (1, 2)
+    kept = [source.experience_id for source, _ in book.sources(bad)]
+    assert set(kept) >= {source.experience_id for source in three}, "a rollback of these must still reach it"
+    book.apply([Vote(lesson=good, source=source) for source in three])
+    assert (book.get(good).status, book.get(good).support) == ("active", 4), "what speaks for the new text counts"
+
+
+def test_what_a_rollback_reached_supports_nothing_any_more(memory: Memory, book: Playbook) -> None:
+    bad = experience(memory)
+    book.rollback(experience=bad.experience_id)
+    number = book.apply([Add(text=text("Weigh the parcel"), sources=(bad, experience(memory)))])[0].lesson or 0
+    assert book.get(number).support == 1
 
 
 def test_votes_count_each_experience_once(memory: Memory, book: Playbook) -> None:

@@ -304,6 +304,26 @@ def test_a_rollback_reaches_what_was_learnt_through_prompts_already_given(memory
     assert entry.after == {"experiences": 2, "retired": [first, second], "candidates": [both], "weakened": []}
 
 
+def test_what_a_rollback_reached_is_no_evidence_again_when_its_outcome_comes_late(
+    memory: Memory, book: Playbook
+) -> None:
+    number = active(book, "Name the day of delivery", when="parcel")
+    plan = Injection(book, held_out=0.0).plan(QUESTION, agent="support", episode="e")
+    bad = memory.add(
+        Transition(state={"messages": QUESTION}, action="x", agent="support", episode_id="e", info=plan.facts)
+    )
+    book.rollback(experience=bad)
+    memory.feedback(Feedback(experience_id=bad, reward=1.0))
+    book.follow()
+    assert (book.get(number).calls, book.evidence().calls) == (0, 0)
+
+
+def test_an_agent_without_lessons_shows_nothing_that_a_rollback_reached(memory: Memory, book: Playbook) -> None:
+    bad = memory.add(Transition(state={"messages": QUESTION}, action="x", agent="support", outcome="success"))
+    book.rollback(experience=bad)
+    assert Agent(Echo(), memory=memory, name="support").ask(QUESTION).demonstrations == ()
+
+
 def test_a_rollback_follows_examples_that_were_shown_as_turns(memory: Memory, book: Playbook) -> None:
     bad = memory.add(Transition(state={"messages": QUESTION}, action="x", agent="support", outcome="success"))
     agent = Agent(Echo(), memory=memory, name="support")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relive.experience import Feedback, Transition
+from relive.playbook.book import Playbook
 from relive.storage import Query, SqliteStorage
 from relive.storage.record import NEVER_LEARNT
 from relive.storage.training_rows import export_chats, export_preferences
@@ -55,6 +56,14 @@ def test_successes_become_chats_and_all_else_does_not(storage: SqliteStorage) ->
     assert rows(export_chats, storage) == [first, second]
     assert rows(export_chats, storage, Query(agent="b")) == [second]
     assert rows(export_preferences, storage) == []
+
+
+def test_what_a_rollback_reached_is_not_trained_on(storage: SqliteStorage) -> None:
+    bad, _ = storage.append(
+        [Transition(state=state, action="A mile.", outcome="success") for state in ("How far?", "How long?")]
+    )
+    Playbook(storage).rollback(experience=bad)
+    assert [row["messages"][0]["content"] for row in rows(export_chats, storage)] == ["How long?"]
 
 
 def test_a_demonstration_is_one_chat_and_one_half_of_a_pair(storage: SqliteStorage) -> None:

@@ -18,6 +18,7 @@ from relive.experience import Feedback, Transition, Usage, new_episode_id
 from relive.learner.choice import choice_format, read_choice, shown_choice
 from relive.llm import Completion, Upstream, UpstreamError
 from relive.memory import Memory
+from relive.playbook.book import Playbook
 from relive.playbook.injection import Injection, Plan
 from relive.playbook.recall import Message, Prompt, Recall, Recalled, action_text
 
@@ -168,7 +169,8 @@ class Agent:
         elif base_url is not None or api_key is not None:
             raise ValueError("base_url and api_key belong to a model's name; the model given has its own.")
         if recall is True and memory is not None:
-            recall = Recall(memory, agent=name, distrusted=None if lessons is None else lessons.book.distrusted)
+            book = lessons.book if lessons is not None else Playbook(memory) if isinstance(memory, Memory) else None
+            recall = Recall(memory, agent=name, distrusted=None if book is None else book.distrusted)
         self.model = model
         self.memory = memory
         self.recall = recall if isinstance(recall, Recall) else None

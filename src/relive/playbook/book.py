@@ -293,7 +293,7 @@ class Playbook:
 
     def distrusted(self, ids: Sequence[int]) -> set[int]:
         """Which of these experiences a rollback reached: nothing may be learnt from them, nor may they be shown."""
-        return self.storage.view(lambda connection: rollback.distrusted(connection, ids))
+        return self.storage.view(lambda connection: playbook_tables.distrusted(connection, ids))
 
     def all_distrusted(self) -> frozenset[int]:
         """All experiences that nothing may be learnt from."""

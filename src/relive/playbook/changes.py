@@ -1,8 +1,10 @@
 """Applies typed deltas to the book, inside one write transaction. Code decides; whoever proposed only proposed.
 
 Invariants: nothing known is ever deleted by adding (a lesson that says the same gains the new one's sources); nobody
-but a person makes an active lesson of one that is quarantined or retired; every change of status has an entry in the
-lesson's history and in the store's audit, which holds ids and reasons but no text.
+but a person makes an active lesson of one that is quarantined or retired, or takes one out of use (what is measured
+does, see `exposures`); support counts for the text that it was given for, so neither an edit nor a merge by a model
+carries it to another text; every change of status has an entry in the lesson's history and in the store's audit, which
+holds ids and reasons but no text.
 """
 
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ from relive.playbook.likeness import likeness
 from relive.playbook.retrieval import search
 from relive.playbook.shelf import Scope
 from relive.playbook.trust import Trust
+from relive.storage.playbook_tables import distrusted
 from relive.storage.transaction import Transaction
 
 What = Literal["added", "merged", "known", "changed", "refused"]
@@ -83,6 +86,8 @@ def _one(transaction: Transaction, delta: Delta, tenant: str, author: Author, tr
     if isinstance(delta, Add):
         return _add(transaction, delta, tenant, author, trusted)
     lesson = shelf.require(transaction.connection, delta.lesson, tenant)
+    if isinstance(delta, Edit | Retire) and lesson.status == "active" and not author.person:
+        return _in_use(lesson)
     if isinstance(delta, Edit):
         return _edit(transaction, lesson, delta.text, author)
     if isinstance(delta, Merge):
@@ -164,6 +169,8 @@ def _edit(transaction: Transaction, lesson: Lesson, text: LessonText, author: Au
     if lesson.status in ("retired", "quarantined") and not author.person:
         return Applied("refused", lesson.id, f"Lesson {lesson.id} is {lesson.status}; only a person may change it.")
     shelf.set_text(connection, lesson.id, text)
+    if not author.person:
+        shelf.no_support(connection, lesson.id)
     danger = _danger(transaction, lesson.id, text)
     status = lesson.status if author.person else "candidate"
     if danger:
@@ -183,12 +190,19 @@ def _merge(
         return Applied("refused", lesson.id, "Lessons of different agents are kept apart.")
     if "quarantined" in (gone.status, lesson.status) and not author.person:
         return Applied("refused", lesson.id, "A lesson in quarantine is merged by a person only.")
+    if gone.status == "active" and not author.person:
+        return _in_use(gone)
     for source, up in shelf.sources(transaction.connection, other):
-        shelf.support(transaction.connection, lesson.id, [source], up=up)
+        taken = source if author.person else msgspec.structs.replace(source, counts=False)
+        shelf.support(transaction.connection, lesson.id, [taken], up=up)
     shelf.note(transaction.connection, lesson.id, "merge", author.name, f"Took in lesson {other}.")
     _status(transaction, gone, "retired", "merge", author, f"Merged into lesson {lesson.id}.")
     promote(transaction, lesson.id, author, trusted)
     return Applied("changed", lesson.id)
+
+
+def _in_use(lesson: Lesson) -> Applied:
+    return Applied("refused", lesson.id, f"Lesson {lesson.id} is in use; only a person, or its uplift, takes it out.")
 
 
 def _status(
@@ -217,13 +231,17 @@ def _audit(transaction: Transaction, lesson: Lesson, status: str, author: Author
 
 
 def _dated(transaction: Transaction, source: Source) -> Source:
-    """A source with the agent and episode of its experience, as the store knows them; what others claim is not used."""
+    """A source with the agent and episode of its experience, as the store knows them; what others claim is not used.
+
+    What a rollback reached supports nothing any more.
+    """
     if source.experience_id is None:
         return source
     stored = transaction.read([source.experience_id])[0]
     if stored is None:
         return msgspec.structs.replace(source, by="", episode_id=None)
-    return msgspec.structs.replace(source, by=stored.agent, episode_id=stored.episode_id)
+    counts = source.counts and not distrusted(transaction.connection, [stored.id])
+    return msgspec.structs.replace(source, by=stored.agent, episode_id=stored.episode_id, counts=counts)
 
 
 def _danger(transaction: Transaction, number: int, text: LessonText) -> str:
@@ -233,12 +251,11 @@ def _danger(transaction: Transaction, number: int, text: LessonText) -> str:
     ids = [s.experience_id for s, _ in shelf.sources(transaction.connection, number) if s.experience_id is not None]
     outside: list[str] = []
     for stored in transaction.read(ids[:_READ]):
-        if stored is not None:
-            outside += trust.outside_text(stored.transition.state, stored.transition.next_state)
-    for share, bound in (
-        (trust.quoted_share(text, outside), trust.QUOTED),
-        (trust.echoed_share(text, outside), trust.ECHOED),
-    ):
-        if share >= bound:
-            return f"{share:.0%} of what it says stands in what its experiences were given from outside."
-    return ""
+        if stored is None:
+            continue
+        told = trust.outside_text(stored.transition.state, stored.transition.next_state)
+        if sum(map(len, told)) > trust.MOST_TEXT:
+            return f"Experience {stored.id} was given more from outside than can be looked through for its words."
+        outside += told
+    share = trust.borrowed_share(text, outside)
+    return f"{share:.0%} of what it says stands in what its experiences were given from outside." if share else ""

@@ -23,6 +23,7 @@ from relive.playbook.changes import Author
 from relive.playbook.lesson import Uplift
 from relive.playbook.uplift import Rules
 from relive.storage.connection import fetch
+from relive.storage.playbook_tables import distrusted
 from relive.storage.stored import Stored
 from relive.storage.transaction import Transaction
 
@@ -119,7 +120,7 @@ def follow(transaction: Transaction, rules: Rules) -> Followed:
         info = stored.transition.info
         _give(connection, stored.id, [(EXPERIENCE, one, None) for one in recalled_in(info)])
         injected = injected_of(info)
-        if injected is None:
+        if injected is None or distrusted(connection, [stored.id]):
             continue
         exposures += _expose(connection, stored, injected, dirty)
         settled += _settle(connection, stored, injected, number, dirty)

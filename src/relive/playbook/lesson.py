@@ -69,12 +69,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         by: Whose experience it is: an agent or a person. Only different ones are independent of each other.
         experience_id: The experience; ``None``: it is none.
         episode_id: Its episode.
+        counts: Whether it is support; ``False``: it only says where the lesson comes from, so that a rollback finds it.
     """
 
     ref: Annotated[str, Meta(min_length=1)]
     by: str = ""
     experience_id: int | None = None
     episode_id: str | None = None
+    counts: bool = True
 
 
 class Uplift(NamedTuple):

@@ -12,7 +12,6 @@ itself, as an example) stands in the prompt of later experiences, which support 
 A lesson that a person approved stays in use if other sources still support it, or if it never had any.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
 
 import apsw
@@ -117,15 +116,6 @@ def roll_back(transaction: Transaction, origins: Origins, author: Author, rules:
         after={"experiences": len(ids), "retired": retired, "candidates": candidates, "weakened": weakened},
     )
     return RolledBack(tuple(ids), tuple(retired), tuple(candidates), tuple(weakened))
-
-
-def distrusted(connection: apsw.Connection, ids: Sequence[int]) -> set[int]:
-    """Which of these experiences nothing may be learnt from."""
-    return {
-        number
-        for number in ids
-        if connection.execute("SELECT 1 FROM distrusted WHERE experience_id = ?", (number,)).get is not None
-    }
 
 
 def _begin(connection: apsw.Connection, origins: Origins) -> set[int]:

@@ -19,6 +19,9 @@ _SELECT = """SELECT l.id, l.version, l.text, l.status, l.reason, l.agent, l.tena
 _ALL = -1
 """As a limit: none."""
 
+_FOR, _AGAINST, _ORIGIN = 1, -1, 2
+"""Weights of sources; all above 0 are what a lesson comes from, and only the first is support."""
+
 
 class Version(msgspec.Struct, frozen=True):
     """One entry of a lesson's history.
@@ -150,7 +153,10 @@ def sources(connection: apsw.Connection, number: int, *, limit: int = _ALL) -> l
         "SELECT ref, who, experience_id, episode_id, weight FROM lesson_source WHERE lesson_id = ? ORDER BY id LIMIT ?",
         (number, limit),
     )
-    return [(Source(ref=r, by=w, experience_id=e, episode_id=p), weight > 0) for r, w, e, p, weight in rows]
+    return [
+        (Source(ref=r, by=w, experience_id=e, episode_id=p, counts=weight != _ORIGIN), weight > 0)
+        for r, w, e, p, weight in rows
+    ]
 
 
 def same(connection: apsw.Connection, scope: Scope, text: LessonText) -> int | None:
@@ -222,24 +228,49 @@ def index(connection: apsw.Connection, number: int, text: LessonText) -> None:
 
 
 def support(connection: apsw.Connection, number: int, given: Sequence[Source], *, up: bool = True) -> int:
-    """Adds sources to a lesson, each name once, and counts anew; returns how many were new."""
+    """Adds sources to a lesson, each name once, and counts anew; returns how many were new.
+
+    One that was only an origin becomes support, or speaks against it, when it is named as that.
+    """
     now, before = microseconds(), connection.total_changes()
     connection.executemany(
-        """INSERT OR IGNORE INTO lesson_source(lesson_id, ref, who, experience_id, episode_id, weight, at)
-        VALUES (?, ?, ?, ?, ?, ?, ?)""",
-        [(number, s.ref, s.by, s.experience_id, s.episode_id, 1 if up else -1, now) for s in given],
+        f"""INSERT INTO lesson_source(lesson_id, ref, who, experience_id, episode_id, weight, at)
+        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT(lesson_id, ref) DO UPDATE SET weight = excluded.weight
+        WHERE weight = {_ORIGIN} AND excluded.weight != {_ORIGIN}""",  # noqa: S608 - own numbers
+        [
+            (
+                number,
+                s.ref,
+                s.by,
+                s.experience_id,
+                s.episode_id,
+                _AGAINST if not up else _FOR if s.counts else _ORIGIN,
+                now,
+            )
+            for s in given
+        ],
     )
     added = connection.total_changes() - before
     count_support(connection, number)
     return added
 
 
+def no_support(connection: apsw.Connection, number: int) -> None:
+    """Makes origins of all that supported a lesson: it spoke for another text."""
+    connection.execute(
+        f"UPDATE lesson_source SET weight = {_ORIGIN} WHERE lesson_id = ? AND weight = {_FOR}",  # noqa: S608 - own numbers
+        (number,),
+    )
+    count_support(connection, number)
+
+
 def count_support(connection: apsw.Connection, number: int) -> None:
     """Counts the sources for and against a lesson anew."""
     connection.execute(
-        """UPDATE lesson SET
-        support = (SELECT count(*) FROM lesson_source WHERE lesson_id = lesson.id AND weight > 0),
-        opposed = (SELECT count(*) FROM lesson_source WHERE lesson_id = lesson.id AND weight < 0) WHERE id = ?""",
+        f"""UPDATE lesson SET
+        support = (SELECT count(*) FROM lesson_source WHERE lesson_id = lesson.id AND weight = {_FOR}),
+        opposed = (SELECT count(*) FROM lesson_source WHERE lesson_id = lesson.id AND weight = {_AGAINST})
+        WHERE id = ?""",  # noqa: S608 - own numbers
         (number,),
     )
 
@@ -248,9 +279,9 @@ def independent(connection: apsw.Connection, number: int) -> tuple[int, int, int
     """Supporting episodes of a lesson, the agents they come from, and the sources against it."""
     episodes, agents, opposed = fetch(
         connection,
-        """SELECT count(DISTINCT CASE WHEN weight > 0 THEN coalesce(episode_id, ref) END),
-        count(DISTINCT CASE WHEN weight > 0 AND who != '' THEN who END), sum(weight < 0)
-        FROM lesson_source WHERE lesson_id = ?""",
+        f"""SELECT count(DISTINCT CASE WHEN weight = {_FOR} THEN coalesce(episode_id, ref) END),
+        count(DISTINCT CASE WHEN weight = {_FOR} AND who != '' THEN who END), sum(weight = {_AGAINST})
+        FROM lesson_source WHERE lesson_id = ?""",  # noqa: S608 - own numbers
         (number,),
     )[0]
     return episodes, agents, opposed or 0

@@ -33,9 +33,11 @@ QUOTED = 0.5
 ECHOED = 0.75
 """Share of the words that carry a lesson which may stand close together in outside text."""
 
+MOST_TEXT = 1_000_000
+"""Characters of outside text of an experience; where there are more, they may hide what a lesson was taken from."""
+
 _RUN = 3  # words that must follow one another to count as quoted
 _FEWEST, _CLOSE = 4, 3  # words that carry a lesson; how many words of outside text for each of them count as close
-_MOST_TEXT = 400_000  # characters of outside text that are looked through for one lesson
 
 
 class Trust(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,18 +89,24 @@ def suspicions(text: LessonText) -> tuple[str, ...]:
     return tuple(found)
 
 
+def borrowed_share(text: LessonText, outside: Sequence[str]) -> float:
+    """Which share of a lesson stands in outside text, quoted or echoed; 0: so little that it may be chance."""
+    for share, bound in ((quoted_share, QUOTED), (echoed_share, ECHOED)):
+        if (found := share(text, outside)) >= bound:
+            return found
+    return 0.0
+
+
 def quoted_share(text: LessonText, outside: Iterable[str]) -> float:
     """Which share of what a lesson tells to do, in runs of three words, stands in outside text; 0 for fewer words."""
     runs = set(_runs(_plain_words(text.do)))
     if not runs:
         return 0.0
     found: set[tuple[str, ...]] = set()
-    left = _MOST_TEXT
     for piece in outside:
-        if left <= 0:
-            break
-        found |= runs & set(_runs(_plain_words(piece[:left])))
-        left -= len(piece)
+        plain = normalise(piece)
+        if any(all(word in plain for word in run) for run in runs):  # which costs little, and most pieces have none
+            found |= runs & set(_runs(_plain_words(plain)))
     return len(found) / len(runs)
 
 
@@ -111,12 +119,12 @@ def echoed_share(text: LessonText, outside: Iterable[str]) -> float:
     wanted = {_stem(word) for word in _plain_words(text.do) if _carries(word)}
     if len(wanted) < _FEWEST:
         return 0.0
-    most, left = 0, _MOST_TEXT
+    most = 0
     for piece in outside:
-        if left <= 0:
-            break
-        stems = [_stem(word) for word in _plain_words(piece[:left])]
-        left -= len(piece)
+        plain = normalise(piece)
+        if sum(stem in plain for stem in wanted) <= most:
+            continue
+        stems = [_stem(word) for word in _plain_words(plain)]
         places = [at for at, stem in enumerate(stems) if stem in wanted]
         for at in places:
             most = max(most, len(wanted & set(stems[at : at + _CLOSE * len(wanted)])))

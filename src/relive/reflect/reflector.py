@@ -22,7 +22,7 @@ from relive.playbook.changes import Applied
 from relive.playbook.injection import as_notes
 from relive.playbook.lesson import Add, Delta, Edit, InvalidLessonError, Lesson, LessonText, Merge, Retire, Source, Vote
 from relive.playbook.recall import estimate_tokens
-from relive.playbook.trust import QUOTED, outside_text, quoted_share
+from relive.playbook.trust import borrowed_share, echoed_share, outside_text, quoted_share
 from relive.reflect import prompts
 from relive.reflect.asking import Asked, Asker, CapReachedError, Try
 from relive.reflect.chunking import MOST, Piece, pack, size
@@ -303,7 +303,12 @@ class _Run:
             return []
         if asked.answer.analysis:
             self.analysis.append(asked.answer.analysis)
-        also = () if asked.record is None else (_source(asked.record),)
+        # the reply is where it comes from, so that a rollback finds it, but nothing that was lived through
+        also = (
+            ()
+            if asked.record is None
+            else (Source(ref=f"reply:{asked.record}", experience_id=asked.record, counts=False),)
+        )
         shown = frozenset(one.id for one in lessons)
         proposed = deltas(asked.answer, agent=agent, evidence=evidence, also=also, shown=shown)
         self.problems += proposed.problems
@@ -350,13 +355,13 @@ def _guarded(draft: _Draft) -> Delta:
     if not isinstance(delta, Add | Edit):
         return delta
     outside = {one.experience: outside_text(list(one.messages)) for one in draft.seen}
-    if quoted_share(delta.text, [text for texts in outside.values() for text in texts]) < QUOTED:
+    if not borrowed_share(delta.text, [text for texts in outside.values() for text in texts]):
         return delta
     if isinstance(delta, Edit):
         raise InvalidLessonError(
             f"it would write into lesson {delta.lesson} what its episodes were given from outside."
         )
-    share = {number: quoted_share(delta.text, texts) for number, texts in outside.items()}
+    share = {n: max(quoted_share(delta.text, texts), echoed_share(delta.text, texts)) for n, texts in outside.items()}
     first = [_source(number) for number in sorted(share, key=lambda n: -share[n]) if share[number]]
     return msgspec.structs.replace(delta, sources=tuple(dict.fromkeys([*first, *delta.sources])))
 

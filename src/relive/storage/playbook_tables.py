@@ -24,7 +24,8 @@ TABLES = (
     # Lessons that apply always, the most useful first.
     """CREATE INDEX lesson_general ON lesson(tenant, agent, status, proved, effect)
         WHERE json_extract(text, '$.when') = ''""",
-    # What speaks for a lesson (weight 1) or against it (-1). who: whose experience it is.
+    # What speaks for a lesson (weight 1) or against it (-1), and where else it comes from (2: that is no support). who:
+    # whose experience it is.
     """CREATE TABLE lesson_source(
         id INTEGER PRIMARY KEY, lesson_id INTEGER NOT NULL, ref TEXT NOT NULL, who TEXT NOT NULL,
         experience_id INTEGER, episode_id TEXT, weight INTEGER NOT NULL, at INTEGER NOT NULL) STRICT""",
@@ -138,6 +139,15 @@ def forget(
     connection.executemany("DELETE FROM exposure WHERE id = ?", [(number,) for number in set.intersection(*exposed)])
     remove(connection, sorted(found))
     return len(found)
+
+
+def distrusted(connection: apsw.Connection, ids: Sequence[int]) -> set[int]:
+    """Which of these experiences nothing may be learnt from: those that a rollback reached."""
+    return {
+        number
+        for number in ids
+        if connection.execute("SELECT 1 FROM distrusted WHERE experience_id = ?", (number,)).get is not None
+    }
 
 
 def _numbers(connection: apsw.Connection, statement: str, names: Sequence[str]) -> set[int]:

@@ -7,7 +7,7 @@ as fine-tuning files of OpenAI and others, and TRL's ``SFTTrainer``, have it.
 for each demonstration of something else than was answered, as TRL's ``DPOTrainer`` and others have it.
 
 A demonstration is a row once, though the gateway also keeps it as an experience of its own. What has an unknown outcome
-is not learnt from; what is no chat (a state or an action of numbers) is left out.
+or was reached by a rollback is not learnt from; what is no chat (a state or an action of numbers) is left out.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from typing import IO, Any
 from relive.experience import Transition
 from relive.storage.codec import encode_json
 from relive.storage.exporter import Exported, Progress, selected
+from relive.storage.playbook_tables import distrusted
 from relive.storage.reading import Query
 from relive.storage.record import NEVER_LEARNT
 from relive.storage.sqlite import SqliteStorage
@@ -55,7 +56,7 @@ def _write(
     for exported in selected(storage, query, progress=progress):
         transition = exported.stored.transition
         asked = _prompt(transition.state)
-        if asked is None or NEVER_LEARNT in transition.tags:
+        if asked is None or NEVER_LEARNT in transition.tags or _distrusted(storage, exported.stored.id):
             continue
         for row, demonstrated in rows_of(transition, asked, _demonstrations(exported)):
             line = encode_json(row)
@@ -67,6 +68,10 @@ def _write(
             out.write(line + b"\n")
             count += 1
     return count
+
+
+def _distrusted(storage: SqliteStorage, number: int) -> bool:
+    return bool(storage.view(lambda connection: distrusted(connection, [number])))
 
 
 def _chats(transition: Transition, asked: Row, demonstrations: list[Row]) -> Iterator[tuple[Row, bool]]:
