@@ -519,3 +519,13 @@ def test_a_rule_that_knows_td_errors_knows_them_after_reopening(path: Path) -> N
         assert memory.priorities([1, 2, 4])[2] == pytest.approx(8.0, rel=1e-3)
         memory.sample(4)
         assert memory.priorities([1, 2, 4]).tolist() == pytest.approx([4.0, 2.0, 8.0], rel=1e-3)
+
+
+@pytest.mark.parametrize("limit", [1.5, True, "1", 2**63])
+def test_a_limit_that_the_store_cannot_keep_is_refused_before_it_is_written(tmp_path, limit):
+    path = tmp_path / "a.db"
+    with pytest.raises(BufferSettingError, match="max_bytes is"):
+        relive.open(path, max_bytes=limit)
+    with relive.open(path) as memory:
+        memory.add(relive.Transition(state=1, action=2))
+        assert len(memory) == 1

@@ -314,3 +314,16 @@ def test_tensors_share_the_memory_of_the_batch():
     strings.add({"name": b"abc"})
     with pytest.raises(SchemaError, match=r"'name' is \|S3, which torch does not know"):
         strings.sample(1).to_torch()
+
+
+@pytest.mark.parametrize("shape", [(2**62,), (2**31, 2**33), (2**70,), (2**45,), ("a",), (1.5,), "ab"])
+def test_a_shape_that_no_machine_can_hold_is_refused(shape):
+    with pytest.raises(BufferSettingError, match="Field 'x'"):
+        make(4, {"x": ("f4", shape)})
+
+
+def test_more_rows_than_a_machine_can_address_are_refused():
+    with pytest.raises(BufferSettingError, match="choose a smaller capacity"):
+        make(2**62, {"x": ("f4", (4,))})
+    with pytest.raises(BufferSettingError, match="choose a smaller capacity"):
+        make(4, {"x": ("f4", (2**43,)), "y": ("f4", (2**43,))})

@@ -7,6 +7,7 @@ Rows are gathered in the same native call that draws them.
 # ruff: noqa: ARG002  (these rows need only some of what the protocol passes)
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from relive.buffer._core import ArrayRows, Index
 from relive.buffer.blocks import Layout
 from relive.buffer.errors import BufferSettingError, BufferStateError, SchemaError
 from relive.buffer.rows import Floats, Ids, Summary
-from relive.buffer.schema import FieldSpec, Schema
+from relive.buffer.schema import LARGEST, FieldSpec, Schema
 
 REWARDS = ("reward", "rew")
 """What a field that holds rewards may be called."""
@@ -117,10 +118,15 @@ class ArrayStorage:
         """Makes room for `capacity` rows, once; memory is taken from the system as it is first written.
 
         Raises:
-            BufferSettingError: it belongs to a buffer already.
+            BufferSettingError: it belongs to a buffer already, or the rows are more than a machine can address.
         """
         if self._native is not None:
             raise BufferSettingError("This ArrayStorage already serves another buffer; make one for each.")
+        row = sum(kind.itemsize * prod(shape) for _, kind, shape in self.schema.fields)
+        if capacity * row > LARGEST:
+            raise BufferSettingError(
+                f"{capacity} rows of {row} bytes are more than this machine can address; choose a smaller capacity."
+            )
         fields: list[tuple[str, str, int, list[int]]] = [
             (name, kind.kind, kind.itemsize, list(shape)) for name, kind, shape in self.schema.fields
         ]

@@ -1,6 +1,8 @@
 """The fields of rows of arrays: their types and shapes, and what is said when a value does not have them."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
+from operator import index
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +13,9 @@ from relive.buffer.errors import BufferSettingError, SchemaError
 
 FieldSpec = npt.DTypeLike | tuple[npt.DTypeLike, int | Sequence[int]]
 """Type of a field, or its type and shape."""
+
+LARGEST = 2**46
+"""Most bytes that all rows may take: below what an address can name, so that no size can wrap around."""
 
 
 class Schema:
@@ -100,8 +105,8 @@ def _read_spec(name: str, spec: FieldSpec) -> tuple[np.dtype[Any], tuple[int, ..
     kind, shape = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, ())
     try:
         dtype = np.dtype(kind)
-        sizes = (int(shape),) if isinstance(shape, int) else tuple(int(size) for size in shape)
-    except TypeError as error:
+        sizes = tuple(index(size) for size in ((shape,) if isinstance(shape, int) else shape))
+    except (TypeError, ValueError) as error:
         raise BufferSettingError(
             f"Field {name!r} is {spec!r}; give a NumPy type, or a tuple of type and shape."
         ) from error
@@ -109,6 +114,10 @@ def _read_spec(name: str, spec: FieldSpec) -> tuple[np.dtype[Any], tuple[int, ..
         raise BufferSettingError(f"Field {name!r} is of type {dtype}, which has no fixed size; use storage=None.")
     if any(size < 1 for size in sizes):
         raise BufferSettingError(f"Field {name!r} has shape {sizes}; each size must be at least 1.")
+    if dtype.itemsize * prod(sizes) > LARGEST:
+        raise BufferSettingError(
+            f"Field {name!r} has shape {sizes}, more than this machine can address; make it smaller."
+        )
     return dtype.newbyteorder("="), sizes
 
 

@@ -51,8 +51,10 @@ class OwnedBuffer(ReplayBuffer):
         max_age: float | None,
     ) -> None:
         for name, limit in (("max_bytes", max_bytes), ("max_age", max_age)):
-            if limit is not None and not 0 < limit < float("inf"):
-                raise BufferSettingError(f"{name} is {limit}; it must be above 0 and finite, or None.")
+            if limit is not None and not (isinstance(limit, int | float) and 0 < limit < float("inf")):
+                raise BufferSettingError(f"{name} is {limit!r}; it must be a number above 0 and finite, or None.")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes >= 2**63):
+            raise BufferSettingError(f"max_bytes is {max_bytes}; it must be a whole number below 2**63, or None.")
         self.storage = storage
         self._most_bytes = max_bytes
         self._most_microseconds = None if max_age is None else max(1, round(max_age * 1e6))
