@@ -2,13 +2,13 @@
 
     python benchmarks/learning.py [--quick] [--simulated]
 
-**The real model** (SmolLM2-135M on this machine, 16 intents of Banking77). Each seed is a stream of messages, told only
-whether the answer was right; then every arm answers the same held-out test messages, and differences are means over
-pairs (one message, two arms) with the 95 % paired bootstrap over all of them; arms without a bar answer every second
-message. Arms: no memory; random past successes;
-recall; lessons that reflection by contrast made of the stream, all approved; both; recall from a stream with shuffled
-rewards; lessons made from all labels (oracle); the same with the intents mixed up (poisoned); a word-count bandit
-without an LLM. A further stream swaps half of the labels midway.
+**The real model** (SmolLM2-135M on this machine, 16 intents of Banking77). Each seed is a stream of messages, told
+only whether the answer was right; then every arm answers the same held-out test messages, and differences are means
+over pairs (one message, two arms) with the 95 % paired bootstrap over messages, each with the mean of its seeds, for
+the answers to one message are alike; arms without a bar answer every second message. Arms: no memory; random past
+successes; recall; lessons that reflection by contrast made of the stream, all approved; both; recall from a stream
+with shuffled rewards; lessons made from all labels (oracle); the same with the intents mixed up (poisoned); a
+word-count bandit without an LLM. A further stream swaps half of the labels midway.
 
 **Simulated agents** (`_learning_simulated.py`): the same arms by the hundred, with noisy rewards and a rule that flips,
 as regret and as successes per million tokens; experiences chosen by priority against uniformly chosen ones; and the
@@ -90,7 +90,7 @@ def real(seeds: int, count: int, kept: int, threads: int | None = None) -> tuple
     figures |= {"flip_before": float(np.mean(before)), "flip_after": float(np.mean(after)), "seconds": seconds}
     bars = {}
     for arm, less in (*(("recall", arm) for arm in LEAST), ("both", "recall"), ("shuffled_rewards", "no_memory")):
-        pairs = np.subtract(arms[arm], arms[less])
+        pairs = np.subtract(arms[arm], arms[less]).reshape(seeds, -1).mean(axis=0)
         differences = pairs[~np.isnan(pairs)].tolist()
         low, high = bootstrap(differences)
         name = f"{arm}_minus_{less}"

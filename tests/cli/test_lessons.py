@@ -78,6 +78,9 @@ def test_lessons_go_to_a_file_and_back_and_twice_adds_nothing(file: Path, tmp_pa
     )
     (tmp_path / "bad.jsonl").write_text('{"do": "x"}\n{')
     assert "Line 2" in run("lessons", "import", tmp_path / "bad.jsonl", other, code=1)
+    (tmp_path / "bad.jsonl").write_bytes(b'{"do": "\xe4"}\n')
+    assert "Line 1" in run("lessons", "import", tmp_path / "bad.jsonl", other, code=1)
+    assert "none of candidate" in run("lessons", "export", file, "--status", "activ", code=2)
 
 
 def test_a_rollback_says_what_it_reached(file: Path) -> None:

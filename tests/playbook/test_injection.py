@@ -304,6 +304,26 @@ def test_a_rollback_reaches_what_was_learnt_through_prompts_already_given(memory
     assert entry.after == {"experiences": 2, "retired": [first, second], "candidates": [both], "weakened": []}
 
 
+def test_an_episode_counts_by_its_newest_known_outcome_in_whatever_order_outcomes_come(
+    memory: Memory, book: Playbook
+) -> None:
+    number = active(book, "Name the day of delivery", when="parcel")
+    plan = Injection(book, held_out=0.0).plan(QUESTION, agent="support", episode="e")
+    first, last = (
+        memory.add(
+            Transition(state={"messages": QUESTION}, action="x", agent="support", episode_id="e", info=plan.facts)
+        )
+        for _ in range(2)
+    )
+    for experience, reward in ((last, 1.0), (first, 0.0)):
+        memory.feedback(Feedback(experience_id=experience, reward=reward))
+        book.follow()
+    rows = book.storage.view(
+        lambda c: c.execute("SELECT outcome FROM exposure WHERE lesson_id = ?", (number,)).fetchall()
+    )
+    assert rows == [(1.0,)]
+
+
 def test_what_a_rollback_reached_is_no_evidence_again_when_its_outcome_comes_late(
     memory: Memory, book: Playbook
 ) -> None:

@@ -227,3 +227,14 @@ def test_what_to_choose_at_a_word_of_the_request_becomes_a_lesson_and_a_choice_a
     wrong = {(f'the request says "{word}"', f"Do not choose {route}") for word in routes for route in routes.values()}
     assert right <= said <= right | wrong
     assert {one.feature.kind for one in found.patterns} == {"choice"}
+
+
+def test_episodes_without_a_task_do_not_undo_the_check_on_tasks_kept_back() -> None:
+    look, good = Feature("tool", "look_up"), ("success", "failure")
+    made = [
+        Episode(str(n), "a", good[n % 2], f"task {n // 4}", frozenset({look} if n % 2 == 0 else ())) for n in range(80)
+    ]
+    made.append(Episode("80", "a", "success", None, frozenset({look})))
+    (found,) = (one for one in contrast(made).patterns if one.feature == look)
+    assert found.count == 56 + 1, "14 of 20 tasks, and what has none"
+    assert found.held_out_lift == 2

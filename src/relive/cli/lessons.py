@@ -4,7 +4,7 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from relive.errors import ReliveError
 from relive.experience import new_episode_id
 from relive.playbook.book import Playbook
 from relive.playbook.injection import Injection, lesson_line
-from relive.playbook.lesson import DEFAULT_TENANT, Lesson, Status
+from relive.playbook.lesson import DEFAULT_TENANT, STATUSES, Lesson, Status
 from relive.playbook.recall import estimate_tokens
 from relive.server.words import number, points
 from relive.storage import SqliteStorage
@@ -31,18 +31,16 @@ _DAY, _MINUTE = "%Y-%m-%d", "%Y-%m-%d %H:%M"
 @lessons.command("list")
 def list_lessons(
     file: StoreFile = DEFAULT_FILE,
-    status: Annotated[str | None, typer.Option(help=f"Only with this status: {', '.join(get_args(Status))}.")] = None,
+    status: Annotated[str | None, typer.Option(help=f"Only with this status: {', '.join(STATUSES)}.")] = None,
     agent: Annotated[str | None, typer.Option(help="Only what this agent may be shown.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 50,
     json: Json = False,
 ) -> None:
     """List lessons: when, do, support, uplift with its interval, tokens a use."""
-    if status is not None and status not in get_args(Status):
-        raise typer.BadParameter(f"{status!r} is none of {', '.join(get_args(Status))}.", param_hint="--status")
     with SqliteStorage(file, readonly=True) as store:
         book = Playbook(store, tenant=tenant)
-        found = book.lessons(status=status, agent=agent, limit=limit)  # type: ignore[arg-type]
+        found = book.lessons(status=_status(status), agent=agent, limit=limit)
         worth = book.worth(agent)
     if json:
         for lesson in found:
@@ -192,7 +190,7 @@ def export_lessons(
 ) -> None:
     """Write lessons as JSON, one a line."""
     with SqliteStorage(file, readonly=True) as store:
-        records = list(Playbook(store, tenant=tenant).export(status=status))  # type: ignore[arg-type]
+        records = list(Playbook(store, tenant=tenant).export(status=_status(status)))
     text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     if to is None:
         sys.stdout.write(text)
@@ -209,11 +207,11 @@ def import_lessons(
 ) -> None:
     """Add lessons from a file, as candidates; doing so twice adds nothing."""
     records = []
-    for at, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+    for at, line in enumerate(source.read_bytes().split(b"\n"), 1):
         if line.strip():
             try:
                 records.append(json.loads(line))
-            except ValueError:
+            except ValueError:  # or no UTF-8
                 raise ReliveError(f"Line {at} of {source} is no JSON; nothing was imported.") from None
     with open_book(file, tenant) as book:
         applied = book.take_in(records, source=source.name)
@@ -269,6 +267,13 @@ class open_book:  # noqa: N801 - reads as a function
 
     def __exit__(self, *exception: object) -> None:
         self._store.close()
+
+
+def _status(text: str | None) -> Status | None:
+    known = {one: one for one in STATUSES}
+    if text is not None and text not in known:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(known)}.", param_hint="--status")
+    return None if text is None else known[text]
 
 
 def _span(lesson: Lesson) -> str:

@@ -24,6 +24,7 @@ from relive.playbook.lesson import Uplift
 from relive.playbook.uplift import Rules
 from relive.storage.connection import fetch
 from relive.storage.playbook_tables import distrusted
+from relive.storage.record import OUTCOME_NUMBERS
 from relive.storage.stored import Stored
 from relive.storage.transaction import Transaction
 
@@ -264,7 +265,7 @@ def _give(connection: apsw.Connection, number: int, given: Iterable[tuple[int, i
 
 
 def _settle(connection: apsw.Connection, stored: Stored, injected: Injected, number: int, dirty: set[int]) -> int:
-    if stored.outcome == "unknown":
+    if stored.outcome == "unknown" or _later_is_known(connection, stored):
         return 0
     outcome = 1.0 if stored.outcome == "success" else 0.0
     where = "episode = ? AND tenant = ? AND agent = ? AND outcome IS NOT ?"
@@ -276,6 +277,16 @@ def _settle(connection: apsw.Connection, stored: Stored, injected: Injected, num
     )
     dirty.update(row[0] for row in touched)
     return len(touched)
+
+
+def _later_is_known(connection: apsw.Connection, stored: Stored) -> bool:
+    """Whether the outcome of a later experience of the same episode is known, which is the one that counts."""
+    one = stored.transition
+    found = connection.execute(
+        "SELECT 1 FROM experience WHERE episode_id = ? AND agent = ? AND id > ? AND outcome != ? LIMIT 1",
+        (one.episode_id, one.agent, stored.id, OUTCOME_NUMBERS["unknown"]),
+    ).get
+    return found is not None
 
 
 def _says(found: Uplift, calls: int) -> str:

@@ -247,10 +247,10 @@ _FORMS: dict[str, tuple[tuple[re.Pattern[str], str, str], ...]] = {
 
 
 def _split(episodes: list[Episode], held_back: float) -> tuple[list[Episode], list[Episode]]:
-    """The episodes to look at, and those of the tasks kept back: the same ones each time."""
+    """The episodes to look at, those without a task among them, and those of the tasks kept back: always the same."""
     tasks = sorted({one.group for one in episodes if one.group is not None}, key=_shuffled)
     count = int(len(tasks) * held_back)
-    if not count or any(one.group is None for one in episodes):
+    if not count:
         return episodes, []
     kept = set(tasks[:count])
     return [one for one in episodes if one.group not in kept], [one for one in episodes if one.group in kept]
