@@ -629,13 +629,10 @@ def test_prx_14_secrets_do_not_reach_the_spool(tmp_path: Path) -> None:
 
 
 def test_a_late_next_state_and_failed_attempts_stand_beside_the_record(storage: SqliteStorage, tmp_path: Path) -> None:
-    ids: list[int | None] = []
-
     async def body(recorder: Recorder) -> None:
-        await recorder.record(transition(1), uid(1), ids.append)
+        await recorder.record(tried_twice(1), uid(1), nothing)
         await recorder.next_state(uid(1), {"messages": ["seen"]})
         await recorder.next_state(uid(2), {"messages": ["of nobody"]})
-        await recorder.attempts([transition(1, error="overloaded")], ids[0] or 0)
 
     with_recorder(storage, tmp_path / "spool", body)
     (stored,) = storage.get([1])
@@ -644,6 +641,47 @@ def test_a_late_next_state_and_failed_attempts_stand_beside_the_record(storage: 
     (attempt,) = storage.query(parent=1)
     assert attempt.transition.error == "overloaded"
     assert attempt.priority == 0.0
+
+
+def tried_twice(number: int) -> Transition:
+    """A record of a call whose first try failed."""
+    failed = {"model": "m", "latency_ms": 1.0, "error": "overloaded", "status": 503, "kind": "overloaded"}
+    return transition(number, info={"attempts": [failed]})
+
+
+def test_failed_attempts_come_with_their_record_through_the_spool_too(storage: SqliteStorage, tmp_path: Path) -> None:
+    async def before(recorder: Recorder) -> None:
+        for number in range(200):  # more than are stored at a time
+            await recorder.record(tried_twice(number), uid(number), nothing)
+
+    async def after(recorder: Recorder) -> None:
+        await recorder.recover_spool()
+        await recorder.record(tried_twice(7), uid(7), nothing)  # stored before: so are its attempts
+
+    with_recorder(Broken(StorageFullError("No room.")), tmp_path / "spool", before)
+    with_recorder(storage, tmp_path / "spool", after)
+    parents = [stored.transition.parent for stored in storage.query(limit=1_000)]
+    assert (parents.count(None), len(parents)) == (200, 400)
+    assert len({parent for parent in parents if parent is not None}) == 200
+
+
+def test_feedback_that_was_acknowledged_while_the_store_was_locked_is_kept(tmp_path: Path) -> None:
+    storage = SqliteStorage(tmp_path / "store.db", busy_timeout=0.3)
+    (number,) = storage.append([transition(1)])
+    other = apsw.Connection(str(storage.path))
+
+    async def body(recorder: Recorder) -> None:
+        other.execute("BEGIN IMMEDIATE").fetchall()
+        given = Feedback(experience_id=number, reward=1.0, source="t")
+        assert await recorder.feedback(given, patience=0.05) is None
+        assert recorder.waiting == 1, "it is on the disk before it is acknowledged"
+        await asyncio.sleep(0.5)  # the write that was under way has failed by now
+        other.execute("ROLLBACK").fetchall()
+        await until(lambda: not recorder.waiting)
+
+    with storage:
+        with_recorder(storage, tmp_path / "spool", body)
+        assert len(storage.feedback_of(number or 0)) == 1
 
 
 def test_the_journal_survives_kill_9(tmp_path: Path, memory: Path) -> None:

@@ -22,7 +22,6 @@ from relive.gateway.access import Access
 from relive.gateway.budget import FLUSH, PATIENCE, Budgets
 from relive.gateway.cache import AnswerCache
 from relive.gateway.call import Call
-from relive.gateway.capture import failed_attempts
 from relive.gateway.client import Client
 from relive.gateway.conversations import Conversations
 from relive.gateway.estimates import TokenEstimates
@@ -205,9 +204,6 @@ class Gateway:
         """A record is stored; now what belongs to it can follow."""
         if self.rewards and NEVER_LEARNT not in transition.tags:
             self.beside(self._score(transition, number))
-        attempts = failed_attempts(transition)
-        if attempts:
-            self.beside(self.recorder.attempts(attempts, number))
 
     async def _score(self, transition: Transition, number: int) -> None:
         """Gives a recorded call the rewards that are set up."""

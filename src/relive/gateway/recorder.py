@@ -18,6 +18,7 @@ import msgspec
 
 from relive.errors import ReliveError
 from relive.experience import Feedback, Transition
+from relive.gateway.capture import failed_attempts
 from relive.gateway.spool import NextState, Spool, Waiting, decode_record, encode_record
 from relive.storage.codec import encode_json
 from relive.storage.redaction import Redactor
@@ -182,12 +183,6 @@ class Recorder:
             self.stats.pending += 1
         return kept
 
-    async def attempts(self, transitions: list[Transition], parent: int) -> None:
-        """Records failed attempts under the record of their call; they are never drawn."""
-        rows = [msgspec.structs.replace(transition, parent=parent) for transition in transitions]
-        if not self.stuck:
-            await asyncio.wrap_future(self._storage.append_soon(rows, priorities=[0.0] * len(rows)))
-
     async def next_state(self, uid: bytes, value: Any) -> None:
         """Keeps what an agent saw after a recorded step; nothing if the step is not stored."""
         item = NextState(encode_json(value))
@@ -213,7 +208,8 @@ class Recorder:
             storing = asyncio.wrap_future(self._storage.feedback_soon(feedback))
             await asyncio.wait((storing,), timeout=patience)
             if not storing.done():
-                storing.add_done_callback(_seen)
+                storing.add_done_callback(_seen)  # it may fail yet; should it succeed, the same once more is harmless
+                self._put_aside(bytes(16), feedback, _nothing)
                 return None
             if storing.exception() is None or not _transient(storing.exception()):
                 return int(storing.result())
@@ -330,8 +326,20 @@ class Recorder:
             self._put_aside(record.uid, record.transition, record.safe)
 
     def _append(self, transaction: Transaction, rows: list[Transition], uids: list[bytes]) -> list[int | None]:
-        """Runs in the writer's thread, so that encoding holds up no other call."""
-        return transaction.append(self._storage.encode(rows, uids=uids))
+        """Writes records, and under each the failed tries of its call, which are never drawn.
+
+        Runs in the writer's thread, so that encoding holds up no other call.
+        """
+        numbers = transaction.append(self._storage.encode(rows, uids=uids))
+        attempts = [
+            msgspec.structs.replace(attempt, parent=number)
+            for row, number in zip(rows, numbers, strict=True)
+            if number is not None
+            for attempt in failed_attempts(row)
+        ]
+        if attempts:
+            transaction.append(self._storage.encode(attempts, priorities=[0.0] * len(attempts)))
+        return numbers
 
     def _put_aside(self, uid: bytes, item: Item, safe: Safe) -> None:
         """Keeps something until the store takes it: on the disk, else in memory, else not at all."""
@@ -448,9 +456,9 @@ def _transient(error: BaseException | None) -> bool:
 
 
 def _seen(future: "asyncio.Future[Any]") -> None:
-    """Looks at how a write ended that nobody waits for any more."""
+    """Looks at how a write ended that nobody waits for any more; what it was to write is in the spool."""
     if not future.cancelled() and future.exception() is not None:
-        _log.error("Feedback was not stored: %s", future.exception())
+        _log.warning("Feedback waits for the store: %s", future.exception())
 
 
 def _nothing(_: int | None) -> None:
