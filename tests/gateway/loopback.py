@@ -251,3 +251,13 @@ def model(name: str, upstream: Upstream, *fallbacks: str, key: str | None = None
     """A model at a loopback upstream; it takes any name unless it has one."""
     endpoint = Endpoint.of(upstream.base_url, key)
     return Model(**{"name": name, "endpoint": endpoint, "fallbacks": fallbacks, **fields})
+
+
+def rig_run(folder: Path, body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
+    """Runs a test's body with a rig."""
+
+    async def all_of_it() -> None:
+        async with rig(folder, **options) as made:
+            await asyncio.wait_for(body(made), 30)
+
+    asyncio.run(all_of_it())

@@ -201,7 +201,7 @@ class Call:
             return
         most = self._prompt_tokens + self._prompt_tokens // 4  # a prompt may hold more tokens than others of its length
         usage = Usage(input_tokens=most, output_tokens=self._answer_tokens)
-        cost = self._gateway.prices.cost(usage, model.model, model.name, base_url=model.endpoint.url)
+        cost = self._gateway.prices.cost(usage, model.model, own=model.price, base_url=model.endpoint.url)
         scopes = [f"agent:{self._agent}", *([f"key:{self._caller.name}"] if self._caller.name else [])]
         try:
             self._reservation = budgets.admit(scopes, cost) or await asyncio.to_thread(budgets.reserve, scopes, cost)

@@ -20,7 +20,7 @@ from relive.gateway.identity import Identity
 from relive.gateway.request import CallRequest
 from relive.gateway.stream import StreamedAnswer
 from relive.llm.errors import UpstreamError, classify, describe
-from relive.llm.pricing import PriceTable
+from relive.llm.pricing import Price, PriceTable
 from relive.llm.records import Attempt
 from relive.storage.record import NEVER_LEARNT
 
@@ -45,6 +45,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
         base_url: The endpoint's address, which tells the provider and so the price.
         shown: The same without secrets, for messages.
         key: The provider's key, blanked out wherever it appears; ``None``: none.
+        price: The route's own price; ``None``: as the model is known there.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     shown: str
     key: str | None = None
+    price: Price | None = None
 
 
 class Capture:
@@ -207,11 +209,11 @@ class Capture:
         """
         reader, upstream = self.reader, self.upstream
         usage, estimated = self._usage(status)
-        models = (reader.model, upstream.model if upstream else None, self.request.model)
+        models = (reader.model, upstream.model if upstream else None)  # what the client calls it has no price
         cost = prices.cost(
             usage,
-            upstream.name if upstream else None,  # a route's own price holds for whatever model it is asked for
             *models,
+            own=upstream.price if upstream else None,
             base_url=upstream.base_url if upstream else None,
             service_tier=reader.service_tier,
             priced_apart=reader.priced_apart,
@@ -237,7 +239,7 @@ class Capture:
             step=self.place.step,
             group_id=self._identity.group_id,
             tags=(*self._identity.tags, NEVER_LEARNT) if self.repeats else self._identity.tags,
-            policy=next((model for model in models if model), None),
+            policy=next((model for model in (*models, self.request.model) if model), None),
             usage=usage,
             cost=0 if self.repeats else cost,
             latency_ms=latency_ms,

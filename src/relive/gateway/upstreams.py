@@ -65,7 +65,12 @@ def described(model: Model, *, with_key: bool = True) -> Upstream:
     """Whom a call goes to, for its record; the key only to be blanked out."""
     at = model.endpoint
     return Upstream(
-        name=model.name, model=model.model, base_url=at.url, shown=at.shown, key=at.key if with_key else None
+        name=model.name,
+        model=model.model,
+        base_url=at.url,
+        shown=at.shown,
+        key=at.key if with_key else None,
+        price=model.price,
     )
 
 

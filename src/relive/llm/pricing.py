@@ -104,6 +104,7 @@ class PriceTable:
         self,
         usage: Usage | None,
         *models: str | None,
+        own: Price | None = None,
         base_url: str | None = None,
         service_tier: str | None = None,
         priced_apart: bool = False,
@@ -114,6 +115,7 @@ class PriceTable:
         Args:
             usage: What the provider counted; ``None``: nothing is known.
             models: Names of the model, the best first (as the provider answered, as it was asked for).
+            own: The price that holds for this endpoint, whatever the model; ``None``: as the model is known.
             base_url: The endpoint's address, which tells the provider.
             service_tier: The provider's tier that served the call; ``None``: the usual one.
             priced_apart: Whether some of it has a price of its own, which is not known here.
@@ -122,7 +124,8 @@ class PriceTable:
         if usage is None or priced_apart:
             return None
         names = [model for model in models if model]
-        own = next((price for name in names if (price := self._own_price(name)) is not None), None)
+        if own is None:
+            own = next((price for name in names if (price := self._own_price(name)) is not None), None)
         if own is not None:
             return own.nano(usage)
         candidates = names if self._known and base_url is not None and not is_this_machine(base_url) else []

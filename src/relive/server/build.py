@@ -118,14 +118,13 @@ def build(settings: Settings, *, url: str | None = None) -> Parts:
         ledger.close()
         raise
     lessons = make_lessons(settings, memory)
-    prices = make_prices(settings)
     spool = settings.store.spool or beside(store) / "spool"
     gateway = Gateway(
         routes=routes,
         access=Access(keys, required=required),
         recorder=Recorder(memory.storage, Spool(spool), redact=redact),
         journal=Journal(beside(store)),
-        prices=prices,
+        prices=PriceTable(),
         budgets=make_budgets(settings, ledger, memory.storage),
         cache=make_cache(settings),
         policy=RetryPolicy(**settings.retries.model_dump()),
@@ -203,17 +202,6 @@ def provider_key(table: object) -> str | None:
         return str(file.read_text(encoding="utf-8")).strip() or None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"The key file {file} cannot be read: {error}.") from error
-
-
-def make_prices(settings: Settings) -> PriceTable:
-    """What models cost: the settings' own prices over those of `genai-prices`."""
-    own = {}
-    for table in settings.models:
-        if table.price is not None:
-            price = Price(**table.price.model_dump())
-            own[table.name] = price
-            own[table.model or table.name] = price
-    return PriceTable(own)
 
 
 def make_rewards(settings: Settings) -> dict[str, RewardFunction]:
