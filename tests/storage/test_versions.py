@@ -23,6 +23,8 @@ from relive.storage.check import check
 from relive.storage.connection import connect
 from relive.storage.recover import recover
 from relive.storage.schema import SCHEMA_VERSION
+from relive.train.gate import Gate
+from relive.train.paired import differences
 
 FOLDER = Path(__file__).parent / "versions"
 VERSIONS = range(1, SCHEMA_VERSION + 1)
@@ -64,6 +66,8 @@ def make(path: Path) -> None:
         book = Playbook(storage, author="ann")
         book.add("Name the day of delivery", when="somebody asks where a parcel is", evidence=[ids[3] or 0])
         book.approve(1)
+        gate = Gate(storage, "support", author="ann")
+        gate.check(gate.propose("weights/1").id, differences([f"task {n}" for n in range(40)], [1] * 40, [0] * 40))
 
 
 def unpacked(version: int, folder: Path) -> Path:
@@ -102,6 +106,17 @@ def test_lessons_of_every_version_are_there_and_found(version: int, tmp_path: Pa
         assert found.lesson.text.do == "Name the day of delivery"
         assert (found.lesson.status, found.lesson.support) == ("active", 1)
         assert [(one.change, one.who) for one in book.history(1)] == [("add", "ann"), ("approve", "ann")]
+
+
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version >= 4])
+def test_policy_versions_of_every_version_are_there_with_their_evidence(version: int, tmp_path: Path) -> None:
+    with SqliteStorage(unpacked(version, tmp_path)) as storage:
+        gate = Gate(storage, "support")
+        (policy,) = gate.versions()
+        assert (policy.name, policy.status, policy.share) == ("weights/1", "trial", 0.05)
+        assert gate.serving().trial == policy
+        (check_made,) = gate.checks(policy.id)
+        assert (check_made.who, check_made.found.held_out.tasks, check_made.found.held_out.mean) == ("ann", 40, 1.0)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import apsw
 import msgspec
 
-from relive.storage import audit, dictionaries, playbook_tables
+from relive.storage import audit, dictionaries, playbook_tables, policy_tables
 from relive.storage.codec import Decompressor, clean_text
 from relive.storage.connection import connect, errors_of, fetch
 from relive.storage.errors import StorageError
@@ -305,6 +305,7 @@ def _delete(transaction: Transaction, names: _Names, asked: Selection, who: str 
     connection.executemany("DELETE FROM feedback WHERE id = ?", [(number,) for number in waiting])
     transaction.evict(ids)
     playbook_tables.forget(connection, ids, agents=names.agents, episodes=names.episodes, forms=names.forms)
+    policy_tables.forget(connection, agents=names.agents, episodes=names.episodes, forms=names.forms)
     feedback = feedback_before - connection.execute("SELECT count(*) FROM feedback").get
     pending = bool(fetch(connection, "SELECT 1 FROM setting WHERE name = ?", (_PENDING,)))
     count = dictionaries.forgotten(connection)

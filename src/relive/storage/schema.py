@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import apsw
 
-from relive.storage import playbook_tables
+from relive.storage import playbook_tables, policy_tables
 from relive.storage.text import FTS5_TOKENIZER
 
 APPLICATION_ID = 0x52454C56  # "RELV", in the header of the database file
@@ -112,7 +112,7 @@ def _version_3(connection: apsw.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_version_1, playbook_tables.create, _version_3)
+MIGRATIONS: tuple[Migration, ...] = (_version_1, playbook_tables.create, _version_3, policy_tables.create)
 """Entry n brings a file from version n to version n + 1; each runs inside one transaction."""
 
 SCHEMA_VERSION = len(MIGRATIONS)
