@@ -27,6 +27,7 @@ def main() -> int:
         params.n_ctx = options["context"] * options["slots"]
         params.cpuparams.n_threads = options["threads"]
         params.cpuparams_batch.n_threads = options["threads"]
+        params.chat_template = options["chat_template"]
         params.cache_ram_mib = options["cache_mib"]
         params.verbosity = -1
         params.ui = False

@@ -54,6 +54,7 @@ class LocalServer:
         threads: CPU threads; ``None``: as many as this process may use.
         context: Longest conversation in tokens, prompt and answer, of each slot. Default 4096.
         name: The model's name in the API; ``None``: `DEFAULT_MODEL`, or the file's name without its ending.
+        chat_template: How messages and tools become one prompt, in Jinja; ``None``: as the model file says.
 
     Attributes:
         base_url: The API's address.
@@ -75,6 +76,7 @@ class LocalServer:
         threads: int | None = None,
         context: int = 4096,
         name: str | None = None,
+        chat_template: str | None = None,
     ) -> None:
         threads = len(os.sched_getaffinity(0)) if threads is None else threads
         for argument, value in {"slots": slots, "threads": threads, "context": context}.items():
@@ -87,7 +89,15 @@ class LocalServer:
         _check_port(host, port)
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
         self._process, address = _start(
-            self.file, self._words, name=self.model, host=host, port=port, slots=slots, threads=threads, context=context
+            self.file,
+            self._words,
+            name=self.model,
+            host=host,
+            port=port,
+            slots=slots,
+            threads=threads,
+            context=context,
+            chat_template=chat_template or "",
         )
         self._end = weakref.finalize(self, _end, self._process, os.getpid(), self._words)
         self.base_url = f"{address}/v1"
