@@ -23,6 +23,7 @@ from relive.observation import flush
 from relive.observation.memories import close_all
 from relive.playbook.recall import Recall
 from relive.storage import IndexOwnedError, NotOwnerError, Stored
+from relive.storage.forget import Forgotten, NothingToForgetError
 from relive.storage.travel import batch_fields, batch_of
 from relive.storage.wire import MSGPACK, pack, unpack
 
@@ -125,6 +126,28 @@ def test_workers_write_and_a_trainer_draws_and_sets_priorities(tmp_path: Path) -
     with_server(tmp_path, body)
 
 
+def test_experiences_are_taken_out_through_the_server(tmp_path: Path) -> None:
+    def body(made: Served, memory: RemoteMemory) -> None:
+        given = [whole(state=f"secret-{n}", agent=f"a{n % 2}", episode_id=f"e{n}") for n in range(6)]
+        ids = memory.add_batch(given)
+        assert memory.remove([]) == 0
+        assert memory.remove([ids[0], ids[1], 99]) == 2
+        assert memory.remove(ids[:2]) == 0
+        assert memory.get(ids[:3]) == [None, None, given[2]]
+        memory.feedback(int(ids[3]), 1.0)
+        gone = memory.forget(agent="a1", match="SECRET-3")
+        assert isinstance(gone, Forgotten)
+        assert (gone.experiences, gone.episodes, gone.feedback, gone.token_traces) == (1, 1, 1, 1)
+        assert memory.forget(episode="e4", agent="a1").experiences == 0, "all that is given must hold"
+        assert [row.id for row in memory.query()] == ids[[2, 4, 5]].tolist()
+        assert len(memory) == len(made.parts.memory) == 3
+        assert set(memory.sample(50).ids.tolist()) <= set(ids[[2, 4, 5]].tolist())
+        stored = b"".join(path.read_bytes() for path in tmp_path.glob("store.db*") if path.is_file())
+        assert b"secret-3" not in stored
+
+    with_server(tmp_path, body)
+
+
 def test_feedback_reaches_experiences_and_episodes_and_says_how_many(tmp_path: Path) -> None:
     def body(made: Served, memory: RemoteMemory) -> None:
         ids = memory.add_batch([Transition(state=n, action="a", episode_id="e") for n in range(3)])
@@ -191,6 +214,9 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception]]] = [
     (lambda m: m.update_priorities([1, 2], [1.0]), InvalidPriorityError),
     (lambda m: m.update_priorities([1]), InvalidPriorityError),
     (lambda m: m.update_priorities([0.5], [1.0]), BufferSettingError),
+    (lambda m: m.remove([0.5]), BufferSettingError),
+    (lambda m: m.forget(), NothingToForgetError),
+    (lambda m: m.forget(agent=""), NothingToForgetError),
     (lambda m: m.sample(-1), BufferSettingError),
     (lambda m: m.sample(3, strict=True), NotEnoughExperiencesError),
     (lambda m: m.query(outcome="fine"), InvalidExperienceError),
@@ -274,7 +300,7 @@ def test_a_key_is_asked_for_and_may_come_from_the_environment(tmp_path: Path, mo
 
     store = tmp_path / "store.db"
     ledger, keys = open_keys(store)
-    reads, writes = (keys.create(scope, [scope])[0] for scope in ("read", "write"))
+    reads, writes, admins = (keys.create(scope, [scope])[0] for scope in ("read", "write", "admin"))
     ledger.close()
 
     def body(made: Served) -> None:
@@ -289,6 +315,11 @@ def test_a_key_is_asked_for_and_may_come_from_the_environment(tmp_path: Path, mo
         monkeypatch.setenv("RELIVE_KEY", writes)
         with relive.open(made.url) as memory:
             assert memory.add(whole()) == 1
+            for take_out in (lambda: memory.remove([1]), lambda: memory.forget(match="a")):
+                with pytest.raises(AccessRefusedError, match="may not admin"):
+                    take_out()
+        with relive.open(made.url, key=admins) as memory:
+            assert memory.remove([1]) == 1
 
     async def all_of_it() -> None:
         async with served(tmp_path, store={"path": store}, server={"keys": "required"}) as made:

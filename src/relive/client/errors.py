@@ -3,6 +3,7 @@
 from relive.buffer.errors import BufferSettingError, InvalidPriorityError, NotEnoughExperiencesError
 from relive.errors import InvalidExperienceError, ReliveError
 from relive.storage.errors import NotOwnerError, StorageBusyError, StorageError, StorageFullError
+from relive.storage.forget import NothingToForgetError
 
 
 class RemoteError(StorageError):
@@ -30,6 +31,7 @@ _CLASSES: dict[str, type[ReliveError]] = {
     "invalid": InvalidExperienceError,
     "invalid_priority": InvalidPriorityError,
     "invalid_setting": BufferSettingError,
+    "nothing_to_forget": NothingToForgetError,
 }
 
 

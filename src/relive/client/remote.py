@@ -26,6 +26,7 @@ from relive.client.connection import Connection
 from relive.client.errors import AccessRefusedError, NotThereError
 from relive.errors import InvalidExperienceError
 from relive.experience import Feedback, Outcome, Transition
+from relive.storage.forget import Forgotten
 from relive.storage.rows import Experiences
 from relive.storage.stored import Stored
 from relive.storage.travel import batch_of, new_fields, stored_of
@@ -44,8 +45,8 @@ class RemoteMemory:
 
     Args:
         url: The server's address, such as ``http://127.0.0.1:8400``.
-        key: One of its keys (`relive keys create NAME --scope read --scope write --scope feedback`); ``None``: what
-            the environment variable ``RELIVE_KEY`` holds, if it is set.
+        key: One of its keys (`relive keys create NAME --scope read --scope write --scope feedback`; `remove` and
+            `forget` need the scope admin); ``None``: what the environment variable ``RELIVE_KEY`` holds, if it is set.
         timeout: Seconds for one answer.
 
     Attributes:
@@ -174,6 +175,36 @@ class RemoteMemory:
             return int(self._connection.ask("POST", "/v1/feedback", given)["experiences"] or 0)
         except NotThereError:
             return 0
+
+    # ---- Taking out; the key needs the scope admin
+
+    def remove(self, ids: npt.ArrayLike) -> int:
+        """Takes experiences out for good, and returns how many were still there.
+
+        Raises:
+            NotOwnerError: the server does not own its store's sampling index.
+        """
+        return int(self._connection.ask("POST", "/api/remove", {"ids": ids_of(ids)})["removed"])
+
+    def forget(self, *, agent: str | None = None, episode: str | None = None, match: str | None = None) -> Forgotten:
+        """Takes experiences out so that no byte of them is left in the server's file; what is given must all hold.
+
+        The server writes the whole file anew: open the memory of a large one with a longer `timeout`.
+
+        Args:
+            agent: All of this agent.
+            episode: All of this episode.
+            match: All that holds this text anywhere, large and small letters alike.
+
+        Returns:
+            How much it was, and which copies of the store, on the server's machine, may hold it still.
+
+        Raises:
+            NothingToForgetError: nothing is given.
+            StorageBusyError: it is deleted, but another process keeps an older view of the file open.
+        """
+        asked = {"agent": agent, "episode": episode, "match": match}
+        return msgspec.convert(self._connection.ask("POST", "/api/forget", asked), Forgotten)
 
     # ---- Looking
 

@@ -27,6 +27,7 @@ from relive.server.metrics import exposition
 from relive.server.openapi import openapi
 from relive.server.workers import MOST_LISTED, Workers
 from relive.storage.errors import NotOwnerError, StorageBusyError, StorageFullError
+from relive.storage.forget import NothingToForgetError
 from relive.storage.stored import Stored
 from relive.storage.wire import JSON, Form, form_of, pack, transition_fields, unpack
 
@@ -50,6 +51,7 @@ _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidExperienceError, 400, "invalid"),
     (InvalidPriorityError, 400, "invalid_priority"),
     (BufferSettingError, 400, "invalid_setting"),
+    (NothingToForgetError, 400, "nothing_to_forget"),
     (ReliveError, 400, "refused"),
 )
 
@@ -79,6 +81,8 @@ class AdminAPI:
             ("/api/query", "POST", "read", self.query),
             ("/api/sample", "POST", "write", self.sample),
             ("/api/priorities", "POST", "write", self.update_priorities),
+            ("/api/remove", "POST", "admin", self.remove),
+            ("/api/forget", "POST", "admin", self.forget),
             ("/api/stats", "GET", "read", self.stats),
             ("/api/usage", "GET", "read", self.usage),
         )
@@ -187,6 +191,14 @@ class AdminAPI:
     async def update_priorities(self, request: Request, body: Any) -> Any:
         """Sets priorities."""
         return await self._workers.update_priorities(body)
+
+    async def remove(self, request: Request, body: Any) -> Any:
+        """Takes experiences out."""
+        return await self._workers.remove(body)
+
+    async def forget(self, request: Request, body: Any) -> Any:
+        """Takes experiences out so that no byte of them is left."""
+        return await self._workers.forget(body)
 
     async def stats(self, request: Request, body: Any) -> Any:
         """Figures of the memory."""

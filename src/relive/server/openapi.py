@@ -137,6 +137,25 @@ def openapi() -> dict[str, Any]:
                     },
                 )
             },
+            "/api/remove": {
+                "post": _operation(
+                    "remove",
+                    "Take experiences out.",
+                    body={"type": "object", "required": ["ids"], "properties": {"ids": integers}},
+                )
+            },
+            "/api/forget": {
+                "post": _operation(
+                    "forget",
+                    "Take out, so that no byte is left, what an agent, an episode and a text have in common.",
+                    body={
+                        "type": "object",
+                        "minProperties": 1,
+                        "properties": {key: {"type": ["string", "null"]} for key in ("agent", "episode", "match")},
+                        "additionalProperties": False,
+                    },
+                )
+            },
             "/api/stats": {"get": _operation("stats", "Figures of the memory.")},
             "/api/usage": {"get": _operation("usage", "What calls used and cost.", parameters=[_query("by")])},
             "/healthz": {"get": _operation("health", "Whether calls are recorded.")},

@@ -16,6 +16,7 @@ from relive.buffer.checks import LARGEST_PRIORITY, floats_of, refusal
 from relive.errors import InvalidExperienceError
 from relive.experience import Transition
 from relive.memory import Memory
+from relive.storage.forget import Selection
 from relive.storage.reading import Query
 from relive.storage.travel import batch_fields, stored_fields
 
@@ -109,6 +110,26 @@ class Workers:
             raise InvalidExperienceError(f"There are {len(ids)} ids and {len(values[given[0]])} {given[0]}.")
         changed = await asyncio.to_thread(lambda: self._memory.update_priorities(ids, **values))
         return {"changed": changed}
+
+    async def remove(self, body: Any) -> dict[str, Any]:
+        """Takes experiences out."""
+        ids = numbers(body, "ids", np.int64)
+        return {"removed": await asyncio.to_thread(self._memory.remove, ids)}
+
+    async def forget(self, body: Any) -> Any:
+        """Takes experiences out so that no byte of them is left in the file.
+
+        A field that is not known is refused: what it was to narrow down would be forgotten whole.
+        """
+        known = Selection.__struct_fields__
+        if not isinstance(body, dict) or not body.keys() <= set(known):
+            raise InvalidExperienceError(f"The body is an object with some of {', '.join(known)}.")
+        try:
+            selection = msgspec.convert(body, Selection)
+        except msgspec.ValidationError as error:
+            raise InvalidExperienceError(f"What to forget is not right: {error}.") from error
+        named = msgspec.structs.asdict(selection)
+        return msgspec.to_builtins(await asyncio.to_thread(lambda: self._memory.forget(**named)))
 
     async def stats(self) -> dict[str, Any]:
         """Figures of the memory."""
