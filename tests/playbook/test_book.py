@@ -302,6 +302,15 @@ def test_a_full_book_lets_the_least_useful_go_and_keeps_what_is_proved(memory: M
     assert len(left) == 3
 
 
+def test_no_flood_of_candidates_drives_out_what_is_in_use(memory: Memory) -> None:
+    book = Playbook(memory, capacity=3)
+    number = book.add("Weigh the parcel").lesson or 0
+    book.approve(number)
+    for thing in ("stamps", "labels", "boxes", "scales"):
+        book.apply([Add(text=text(f"Count the {thing}"), sources=(experience(memory), experience(memory, "other")))])
+    assert (len(book), book.get(number).status) == (3, "active")
+
+
 def test_every_change_of_status_is_in_the_audit_without_text(memory: Memory, book: Playbook) -> None:
     number = book.add("Weigh the parcel of Mr Miller").lesson or 0
     book.approve(number)

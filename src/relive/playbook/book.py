@@ -57,7 +57,7 @@ class Playbook:
         tenant: Whose lessons; lessons of different tenants never meet.
         trust: When lessons are used without a person's approval; by default a person approves each.
         rules: When lessons are settled and retired for what they are worth.
-        capacity: Most lessons kept; beyond, the least useful leave: retired ones first, proved ones last.
+        capacity: Most lessons kept; beyond, the least useful leave: retired ones first, proved ones in use last.
         embed: Makes vectors of texts, so that lessons are found by meaning too; ``None``: by words only.
         author: Who makes changes; ``None``: the user of the operating system.
 
@@ -346,12 +346,12 @@ class Playbook:
         count = connection.execute("SELECT count(*) FROM lesson WHERE tenant = ?", (self.tenant,)).get
         if count <= self.capacity:
             return
-        # retired ones first, then by uplift and use; a proved lesson last
+        # retired ones first, those in use last, so that no flood of candidates drives them out; then by uplift and use
         gone = fetch(
             connection,
             """SELECT id FROM lesson WHERE tenant = ?
-            ORDER BY status != ?, proved, effect > 0, effect, uses, support, id LIMIT ?""",
-            (self.tenant, STATUSES.index("retired"), count - self.capacity),
+            ORDER BY status != ?, status = ?, proved, effect > 0, effect, uses, support, id LIMIT ?""",
+            (self.tenant, STATUSES.index("retired"), STATUSES.index("active"), count - self.capacity),
         )
         playbook_tables.remove(connection, [row[0] for row in gone])
         transaction.audit("lesson", who=author.name, target="room", before={"removed": [row[0] for row in gone][:100]})

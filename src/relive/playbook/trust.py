@@ -37,6 +37,7 @@ MOST_TEXT = 1_000_000
 """Characters of outside text of an experience; where there are more, they may hide what a lesson was taken from."""
 
 _RUN = 3  # words that must follow one another to count as quoted
+_SENTENCE = 8  # words from which on a condition or a reason can hold an instruction
 _FEWEST, _CLOSE = 4, 3  # words that carry a lesson; how many words of outside text for each of them count as close
 
 
@@ -97,9 +98,19 @@ def borrowed_share(text: LessonText, outside: Sequence[str]) -> float:
     return 0.0
 
 
-def quoted_share(text: LessonText, outside: Iterable[str]) -> float:
-    """Which share of what a lesson tells to do, in runs of three words, stands in outside text; 0 for fewer words."""
-    runs = set(_runs(_plain_words(text.do)))
+def quoted_share(text: LessonText, outside: Sequence[str]) -> float:
+    """Which share of what a lesson tells to do, in runs of three words, stands in outside text.
+
+    Of its conditions and its reason, where one is as long as a sentence, the same, for it reaches prompts too; the
+    largest share counts. 0 for fewer than three words.
+    """
+    fields = [_plain_words(text.do)]
+    fields += [w for w in map(_plain_words, (text.when, text.when_not, text.why)) if len(w) >= _SENTENCE]
+    return max(_quoted(words, outside) for words in fields)
+
+
+def _quoted(words: Sequence[str], outside: Iterable[str]) -> float:
+    runs = set(_runs(words))
     if not runs:
         return 0.0
     found: set[tuple[str, ...]] = set()
