@@ -1,8 +1,6 @@
 """Advantages, masks and losses: all expectations by hand."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -338,24 +336,3 @@ def test_trn_07_with_the_samplers_temperature_the_ratio_at_equal_weights_is_1() 
     assert token_logprobs(logits, chosen, 0.6).item() == pytest.approx(-0.20257, abs=1e-5)
     with pytest.raises(ValueError, match="above 0"):
         token_logprobs(logits, chosen, 0.0)
-
-
-# ---- PyTorch is optional
-
-
-@pytest.mark.parametrize("module", ["grpo", "ewc", "regularizers", "schedules"])
-def test_without_pytorch_one_sentence_says_how_to_get_it(module: str) -> None:
-    code = f"""
-import sys
-sys.modules["torch"] = None
-import relive, relive.train
-try:
-    import relive.train.{module}
-except relive.ReliveError as error:
-    assert isinstance(error, ImportError)
-    print(error)
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'relive[train]'" in result.stdout
-    assert "https://pytorch.org/get-started/locally" in result.stdout
-    assert len(result.stdout.splitlines()) == 1
