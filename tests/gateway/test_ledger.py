@@ -102,12 +102,46 @@ def test_prx_10_a_failed_call_gives_back_what_it_reserved(ledger: Ledger) -> Non
 
 def test_prx_10_what_a_dead_gateway_reserved_expires(ledger: Ledger) -> None:
     calendar = Calendar()
-    limited = budgets(ledger, Budget(month=DOLLAR), calendar=calendar, zone="Pacific/Honolulu")
-    limited.reserve([], DOLLAR)
+    dead, limited = (
+        budgets(ledger, Budget(month=DOLLAR), calendar=calendar, zone="Pacific/Honolulu") for _ in range(2)
+    )
+    dead.reserve([], DOLLAR)
     with pytest.raises(BudgetExceededError):
         limited.reserve([], 1)
-    calendar.now += timedelta(minutes=15)
+    calendar.now += timedelta(minutes=5)
     limited.reserve([], DOLLAR)
+
+
+def test_a_call_of_a_gateway_that_lives_is_booked_however_long_it_takes(ledger: Ledger) -> None:
+    calendar, minutes = Calendar(), [0.0]
+    limits = {"zone": ZoneInfo("UTC"), "now": calendar}
+    lives = Budgets(ledger, [Budget(month=DOLLAR)], clock=lambda: 60 * minutes[0], **limits)  # type: ignore[arg-type]
+    other = Budgets(ledger, [Budget(month=DOLLAR)], **limits)  # type: ignore[arg-type]
+    long = lives.reserve([], 600_000_000)
+    for _ in range(60):
+        calendar.now += timedelta(minutes=1)
+        minutes[0] += 1
+        if lives.due:
+            lives.flush()
+        with pytest.raises(BudgetExceededError):
+            other.reserve([], 500_000_000)
+    lives.release(lives.reserve([], 400_000_000))
+    with pytest.raises(BudgetExceededError):
+        lives.reserve([], 500_000_000)
+    lives.settle(long, 550_000_000)
+    assert other.spent("all", "month") == 550_000_000
+    assert not lives.in_use
+
+
+def test_a_call_that_costs_nothing_for_certain_may_end_on_another_day(ledger: Ledger) -> None:
+    calendar = Calendar()
+    limited = budgets(ledger, Budget(day=DOLLAR), calendar=calendar)
+    call = limited.reserve([], None)
+    limited.flush()
+    calendar.now += timedelta(days=1)
+    limited.release(limited.reserve([], DOLLAR))
+    limited.settle(call, 7)
+    assert ledger.rows("SELECT amount FROM spend WHERE period = '2026-05-31'") == [(7,)]
 
 
 def test_prx_10_an_amount_of_null_counts_as_nothing_spent(ledger: Ledger) -> None:

@@ -1,13 +1,21 @@
 """What calls through the gateway cost, and what their budgets count."""
 
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_calls import CHAT, QUESTION, capture, pass_through, record
-from loopback import Rig, model, reply, rig_run
+from gateway_calls import CHAT, COMPLETIONS, QUESTION, capture, delta, pass_through, record, sse
+from loopback import Rig, model, reply, reset, rig_run, stream
 
+from relive.gateway import proxy
+from relive.gateway.budget import Budget, Budgets
 from relive.gateway.capture import Upstream
+from relive.gateway.ledger import Ledger
+from relive.gateway.request import CallRequest
 from relive.llm.pricing import Price, PriceTable
 
 OPENAI = "https://api.openai.com/v1"
@@ -59,3 +67,139 @@ def test_a_routes_own_price_holds_for_no_other_route_to_the_same_model(tmp_path:
         return [model("hosted", rig.upstream, **own), model("gpt-4o", rig.second, model="gpt-4o")]
 
     rig_run(tmp_path, body, models=models, prices=PriceTable())
+
+
+# What is reserved, and what is booked
+
+
+def one_cent(ledger: Ledger) -> Budgets:
+    return Budgets(ledger, [Budget(day=10_000_000)], zone=UTC, now=lambda: datetime.now(UTC))
+
+
+def spent(rig: Rig) -> int:
+    assert rig.gateway.budgets is not None
+    return rig.gateway.budgets.spent("all", "day")
+
+
+DEAR = PriceTable({"m": Price.of(0, 100)}, known=False)  # 100 tokens of the answer cost one cent
+
+
+def test_a_call_is_reserved_at_the_price_of_the_dearest_model_that_may_answer(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(b"{}", 402))
+        rig.second.answers(reply(answer("dear", {"prompt_tokens": 1, "completion_tokens": 50, "total_tokens": 51})))
+        asked = {**QUESTION, "model": "cheap", "max_tokens": 50}
+        answers = await asyncio.gather(*(rig.post(CHAT, asked) for _ in range(20)))
+        assert [status for status, _, _ in answers].count(200) == 2, "each 0.005 USD"
+        assert spent(rig) == 10_000_000
+
+    def models(rig: Rig) -> Any:
+        dear = model("dear", rig.second, model="dear", price=Price.of(0, 100))
+        return [model("cheap", rig.upstream, "dear", model="cheap", price=Price.of(0, 0)), dear]
+
+    rig_run(tmp_path, body, models=models, prices=DEAR, budgets=one_cent)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "answers"),
+    [
+        (CHAT, {}, 1),
+        (CHAT, {"n": 50}, 50),
+        (CHAT, {"n": None}, 1),
+        (CHAT, {"n": True}, 1),
+        (CHAT, {"n": -3}, 1),
+        (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 5}, 5),
+        (COMPLETIONS, {"prompt": ["a", "b", "c"], "n": 2}, 6),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, 1),
+        (COMPLETIONS, {"prompt": [[1, 2], [3]]}, 2),
+        (COMPLETIONS, {"prompt": []}, 1),
+    ],
+)
+def test_each_answer_that_is_asked_for_counts(path: str, fields: dict[str, Any], answers: int) -> None:
+    assert CallRequest(path, json.dumps({"model": "m", **fields}).encode()).answers() == answers
+
+
+def test_many_answers_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(answer("m", {"prompt_tokens": 1, "completion_tokens": 100, "total_tokens": 101})))
+        assert (await rig.post(CHAT, {**QUESTION, "n": 11, "max_tokens": 10}))[0] == 429
+        assert rig.upstream.requests == []
+        assert (await rig.post(CHAT, {**QUESTION, "n": 10, "max_tokens": 10}))[0] == 200
+
+    rig_run(tmp_path, body, prices=DEAR, budgets=one_cent)
+
+
+@pytest.mark.parametrize(
+    ("script", "booked"),
+    [
+        (reply(b"not what was expected", headers={"content-encoding": "zpaq"}), 5_000_000),
+        (reply({"error": {"message": "No room", "code": 503}}), 0),
+        (reply(b"{}", 400), 0),
+        (reset, 0),
+        (reply(answer("m", {"prompt_tokens": 1, "completion_tokens": 20, "total_tokens": 21})), 2_000_000),
+        (stream([sse(delta("x"), {"error": {"message": "No room"}}, end=b"")]), 100_000),
+    ],
+    ids=["cannot be read", "an error in a 200", "refused", "no answer", "counted", "an error in mid-answer"],
+)
+def test_only_what_was_refused_or_never_answered_is_free(tmp_path: Path, script: Any, booked: int) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(script)
+        await rig.post(CHAT, {**QUESTION, "max_tokens": 50})
+        assert spent(rig) == booked
+
+    rig_run(tmp_path, body, prices=DEAR, budgets=one_cent)
+
+
+def test_an_answer_of_an_api_that_is_not_understood_is_booked_as_it_was_reserved(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(b"{}"))
+        assert (await rig.post("/v1/audio/speech", {"model": "m"}))[0] == 200
+        assert spent(rig) == 10_000_000
+
+    price = PriceTable({"m": Price.of(0, 10_000_000 / 2_048 / 1_000)}, known=False)
+    rig_run(tmp_path, body, prices=price, budgets=one_cent)
+
+
+@pytest.mark.parametrize("path", ["/v1//chat/completions", "/v1/chat/completions/", "/v1/./Chat/Completions"])
+def test_another_spelling_of_a_path_is_the_same_call(tmp_path: Path, path: str) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(answer("m", {"prompt_tokens": 1, "completion_tokens": 20, "total_tokens": 21})))
+        host, port = rig.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        asked = json.dumps(QUESTION).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(asked)}\r\n\r\n"
+        writer.write(head.encode() + asked)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        assert [request.target for request in rig.upstream.requests] == [CHAT]
+        assert spent(rig) == 2_000_000
+        assert rig.rows()[0].info["api"] == "chat"
+
+    rig_run(tmp_path, body, prices=PriceTable({"m": Price.of(0, 100)}, known=False), budgets=one_dollar)
+
+
+def one_dollar(ledger: Ledger) -> Budgets:
+    return Budgets(ledger, [Budget(day=10**9)], zone=UTC, now=lambda: datetime.now(UTC))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("It did not come true.")
+
+
+def test_costs_are_booked_however_much_there_is_to_do_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "MOST_BACKGROUND", 0)
+
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(answer("m", {"prompt_tokens": 1, "completion_tokens": 20, "total_tokens": 21})))
+        for count in (1, 2):
+            await rig.post(CHAT, QUESTION)
+            await until(lambda: rig.ledger.rows("SELECT amount FROM spend") == [(count * 2_000_000,)])  # noqa: B023
+        assert rig.gateway.budgets is not None
+        await until(lambda: not rig.gateway.budgets.in_use)  # type: ignore[union-attr]
+        assert rig.ledger.rows("SELECT * FROM reservation") == []
+
+    rig_run(tmp_path, body, prices=DEAR, budgets=one_dollar)

@@ -32,8 +32,8 @@ Span = Literal["day", "month"]
 EVERYTHING = "all"
 """The scope that every call falls under; others are ``key:ID`` and ``agent:NAME``."""
 
-RESERVATION_LIVES = 900.0
-"""Seconds after which a reservation whose gateway died no longer counts; longer than any call takes."""
+RESERVATION_LIVES = 300.0
+"""Seconds after which a reservation whose gateway died no longer counts; one that lives renews it before."""
 
 FLUSH = 0.05
 """Seconds within which the cost of a finished call is booked in the ledger."""
@@ -96,11 +96,10 @@ class _Pot:
 
 
 class _Open(NamedTuple):
-    """A call in flight: what it may cost, what it is counted in, and when it no longer counts."""
+    """A call in flight: what it may cost, and what it is counted in."""
 
     cost: int
     keys: tuple[_Key, ...]
-    expires: float
 
 
 class Budgets:
@@ -111,7 +110,6 @@ class Budgets:
         budgets: The limits.
         zone: The user's time zone, in which days and months begin.
         now: The present time, with a time zone.
-        lives: Seconds after which a reservation that nobody settled no longer counts; longer than any call takes.
         clock: Monotonic seconds.
     """
 
@@ -122,21 +120,20 @@ class Budgets:
         *,
         zone: tzinfo,
         now: Callable[[], datetime],
-        lives: float = RESERVATION_LIVES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
         self._budgets = tuple(budget for budget in budgets if budget.limits())
         self._zone = zone
         self._now = now
-        self._lives = lives
         self._clock = clock
         self._process = uuid.uuid4().hex  # whose lease it is in the ledger
         self._pots: dict[_Key, _Pot] = {}
-        self._open: dict[str, _Open] = {}  # in the order they were admitted
+        self._open: dict[str, _Open] = {}
         self._memory = threading.Lock()  # held for moments, while numbers change
         self._transactions = threading.Lock()  # held while the ledger is written
         self._leave_alone_until = float("-inf")
+        self._renew_at = float("inf")
         self._minute = -1
         self._known: dict[tuple[str, ...], list[_Limit]] = {}  # limits by scopes, in this minute
 
@@ -148,6 +145,17 @@ class Budgets:
         """Whether a finished call's cost, or a lease that nobody needs, is not in the ledger yet."""
         return any(pot.unbooked or (pot.lease and not pot.held) for pot in tuple(self._pots.values()))
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a call is in flight, or anything that was is not in the ledger yet."""
+        return bool(self._open) or self.unbooked
+
+    @property
+    def due(self) -> bool:
+        """Whether the ledger wants to be brought up to date, and can be."""
+        now = self._clock()
+        return now >= self._leave_alone_until and (self.unbooked or now >= self._renew_at)
+
     def admit(self, scopes: Iterable[str], amount: int | None) -> str | None:
         """Like `reserve`, but never waits; ``None``: only the ledger can tell whether the call fits."""
         cost, now = amount or 0, self._now()
@@ -155,7 +163,7 @@ class Budgets:
             limits = self._limits(tuple(scopes), now)
             pots = [self._pot(key, limit) for key, limit, _ in limits]
             if all(pot.takes(cost) for pot in pots):
-                return self._admitted(limits, cost, now)
+                return self._admitted(limits, cost)
         return None
 
     def reserve(self, scopes: Iterable[str], amount: int | None) -> str:
@@ -178,12 +186,12 @@ class Budgets:
                 if call is not None:
                     return call
                 with self._memory:
-                    self._forget_expired(now)
+                    self._forget_past(now)
                     limits = self._limits(scopes, now)
                 try:
                     self._write(now, limits, cost)
                 except LedgerError:
-                    return self._admit_without_ledger(limits, cost, now)
+                    return self._admit_without_ledger(limits, cost)
                 call = self.admit(scopes, amount)
             if call is not None:
                 return call  # else another call took what was leased for this one
@@ -214,9 +222,12 @@ class Budgets:
         self.settle(call, 0)
 
     def flush(self) -> None:
-        """Books what finished calls cost, and gives back what is leased for none; later, if the ledger fails."""
+        """Books what finished calls cost, gives back what is leased for none and renews the rest.
+
+        If the ledger fails, that is left for later.
+        """
         with self._transactions:
-            if self.unbooked:
+            if self.unbooked or self._clock() >= self._renew_at:
                 with contextlib.suppress(LedgerError):
                     self._write(self._now(), [], 0)
 
@@ -262,30 +273,25 @@ class Budgets:
             pot = self._pots[key] = _Pot(limit)
         return pot
 
-    def _admitted(self, limits: "list[_Limit]", cost: int, now: datetime) -> str:
+    def _admitted(self, limits: "list[_Limit]", cost: int) -> str:
         call = fresh_id().hex()
         for key, limit, _ in limits:
             pot = self._pot(key, limit)
             pot.held += cost
             pot.admitted += 1
         keys = tuple(limit.key for limit in limits)
-        self._open[call] = _Open(cost, keys, now.timestamp() + self._lives)
+        self._open[call] = _Open(cost, keys)
         return call
 
-    def _forget_expired(self, now: datetime) -> None:
-        """Calls that nobody settled in time no longer count, and neither do days that are over."""
-        while self._open:
-            call, known = next(iter(self._open.items()))
-            if known.expires > now.timestamp():
-                break
-            del self._open[call]
-            for key in known.keys:
-                self._pots[key].held -= known.cost
+    def _forget_past(self, now: datetime) -> None:
+        """Days that are over no longer count, unless a call of theirs is still in flight."""
+        wanted = {key for call in self._open.values() for key in call.keys}
         today = {self._period("day", now), self._period("month", now)}
-        for key in [k for k, p in self._pots.items() if k[1] not in today and not (p.held or p.unbooked or p.lease)]:
-            del self._pots[key]
+        for key, pot in list(self._pots.items()):
+            if key[1] not in today and key not in wanted and not (pot.unbooked or pot.lease):
+                del self._pots[key]
 
-    def _admit_without_ledger(self, limits: "list[_Limit]", cost: int, now: datetime) -> str:
+    def _admit_without_ledger(self, limits: "list[_Limit]", cost: int) -> str:
         """Within what was left when the ledger was last looked at."""
         with self._memory:
             for key, limit, span in limits:
@@ -297,7 +303,7 @@ class Budgets:
                 need = max(0, pot.held + pot.unbooked + cost - pot.lease)
                 pot.lease += need
                 pot.left -= need
-            return self._admitted(limits, cost, now)
+            return self._admitted(limits, cost)
 
     # -- the ledger, with the lock for transactions held ----------------------------------------------------------
 
@@ -328,12 +334,13 @@ class Budgets:
             asked = {key: _Asked(wanted[key].limit, needs[key], cost * min(used[key], _CALLS)) for key in wanted}
             left, granted = self._ledger.transaction(lambda c: self._transact(c, now, booked, leases, asked))
         except LedgerError:
-            self._leave_alone_until = self._clock() + PATIENCE
+            self._leave_alone_until = self._renew_at = self._clock() + PATIENCE
             with self._memory:
                 for key, amount in given_back.items():
                     pots[key].lease += amount
             raise
         with self._memory:
+            self._renew_at = self._clock() + RESERVATION_LIVES / 3
             for key, pot in pots.items():
                 pot.unbooked -= booked[key]
                 pot.lease += granted.get(key, 0) - booked[key]
@@ -373,7 +380,7 @@ class Budgets:
             "INSERT INTO reservation VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET amount = excluded.amount, "
             "expires = excluded.expires",
             [
-                (self._process, *key, lease + granted.get(key, 0), now.timestamp() + self._lives)
+                (self._process, *key, lease + granted.get(key, 0), now.timestamp() + RESERVATION_LIVES)
                 for key, lease in leases.items()
             ],
         )

@@ -12,7 +12,6 @@ from relive.errors import ReliveError
 from relive.experience import Usage, now
 from relive.gateway import headers as header_rules
 from relive.gateway.access import Caller
-from relive.gateway.budget import BudgetExceededError
 from relive.gateway.cache import HEADER as CACHE_HEADER
 from relive.gateway.capture import LARGEST_ANSWER, Capture, Status
 from relive.gateway.client import Client
@@ -25,6 +24,7 @@ from relive.gateway.recorder import Kept
 from relive.gateway.refusals import RefusalError, refusal_body
 from relive.gateway.repeating import Repeating
 from relive.gateway.request import CallRequest
+from relive.gateway.reserving import Reserving
 from relive.gateway.routes import Model, Next, Plan, RouteError
 from relive.gateway.upstreams import Attempt, address, described, failed_answer, timed_out
 from relive.llm.errors import UpstreamError, UpstreamTimeoutError
@@ -56,7 +56,7 @@ class Call:
         self._started = gateway.clock()
         self._upstream_ms = 0.0
         self._tried: list[Tried] = []
-        self._reservation: str | None = None
+        self._reserving = Reserving(gateway)
         self._passage: Passage | None = None
         self._cost: int | None = None
         self._entry: Entry | None = None
@@ -91,7 +91,7 @@ class Call:
             candidates = self._candidates()
             if await self._repeat():
                 return
-            await self._reserve(candidates[0])
+            await self._reserve(candidates)
         except RefusalError as refusal:
             self._capture.fail(str(refusal), refusal.code)
             refusal.headers = self._own_headers(await self._record("failed"))
@@ -100,7 +100,7 @@ class Call:
             candidates,
             self._gateway.cooldowns,
             self._gateway.policy,
-            tokens=self._prompt_tokens + self._answer_tokens,
+            tokens=self._prompt_tokens + self._answer_tokens // self._request.answers(),
             rng=self._gateway.rng,
         )
         if self._recorded:
@@ -118,6 +118,7 @@ class Call:
             raise
         finally:
             watching.cancel()
+            self._reserving.settle(None)  # nothing, unless the record could not be made
 
     # -- before it is forwarded -----------------------------------------------------------------------------------
 
@@ -195,24 +196,19 @@ class Call:
         await self._client.pass_on(answer.body, last=True)
         return True
 
-    async def _reserve(self, model: Model) -> None:
-        budgets = self._gateway.budgets
-        if not budgets or not self._recorded:
-            return
-        most = self._prompt_tokens + self._prompt_tokens // 4  # a prompt may hold more tokens than others of its length
-        usage = Usage(input_tokens=most, output_tokens=self._answer_tokens)
-        cost = self._gateway.prices.cost(usage, model.model, own=model.price, base_url=model.endpoint.url)
-        scopes = [f"agent:{self._agent}", *([f"key:{self._caller.name}"] if self._caller.name else [])]
-        try:
-            self._reservation = budgets.admit(scopes, cost) or await asyncio.to_thread(budgets.reserve, scopes, cost)
-        except BudgetExceededError as error:
-            raise RefusalError(str(error), status=429, kind="rate_limit_error", code="budget_exceeded") from error
+    async def _reserve(self, candidates: list[Model]) -> None:
+        if self._recorded:
+            most = self._prompt_tokens + self._prompt_tokens // 4  # others of its length may hold fewer tokens
+            usage = Usage(input_tokens=most, output_tokens=self._answer_tokens)
+            scopes = [f"agent:{self._agent}", *([f"key:{self._caller.name}"] if self._caller.name else [])]
+            await self._reserving.reserve(candidates, usage, scopes)
 
     def _measure(self) -> None:
         """Estimates how long the prompt is and the answer may become."""
         gateway, request = self._gateway, self._request
         self._prompt_tokens = gateway.estimates.tokens(request.model, "prompt", len(request.body))
-        self._answer_tokens = request.answer_limit() or gateway.limits.answer_tokens
+        longest = request.answer_limit() or gateway.limits.answer_tokens
+        self._answer_tokens = longest * request.answers() if request.dialect.writes else 0
 
     def _intent(self, identity: Identity, model: Model) -> Intent:
         return Intent(
@@ -466,8 +462,7 @@ class Call:
             news = msgspec.Raw(self._asked.last_messages(self._step.new_messages))
             gateway.beside(gateway.recorder.next_state(self._step.previous, news))
         recording = gateway.recorder.record(transition, self._uid, _marks_done(self._entry))
-        if self._reservation is not None:
-            gateway.settle(self._reservation, 0 if transition.usage is None else transition.cost)
+        self._reserving.settle(0 if transition.usage is None and capture.free else transition.cost)
         return await recording
 
     def _head(self, attempt: Attempt, length: int | None, kept: Kept | None = None) -> header_rules.Headers:

@@ -250,6 +250,12 @@ class Capture:
         )
 
     @property
+    def free(self) -> bool:
+        """Whether no provider charges for it: nobody answered, or the answer is an error."""
+        reader = self.reader
+        return self.http_status is None or self._refused or (reader.failure is not None and not reader.characters)
+
+    @property
     def _refused(self) -> bool:
         return self.http_status is not None and self.http_status >= 400
 
@@ -287,6 +293,8 @@ class Capture:
             return None, False
         if self.http_status is None and status == "failed":
             return None, False
+        if not self._decoder.readable:
+            return self.reader.usage, False
         model = reader.model or (self.upstream.model if self.upstream else None)
         seen, said = _length(self._state), reader.characters
         reported = reader.usage

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from relive.gateway.dialects import meant_path
 from relive.gateway.headers import Headers, read_headers, to_client
 from relive.gateway.refusals import RefusalError, refusal_body
 
@@ -52,7 +53,7 @@ class Client:
     """
 
     def __init__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        self.path: str = scope["path"]
+        self.path: str = meant_path(scope["path"])
         self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.raw_headers: Headers = scope["headers"]

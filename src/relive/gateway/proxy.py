@@ -19,7 +19,7 @@ import msgspec
 
 from relive.experience import Feedback, Transition
 from relive.gateway.access import Access
-from relive.gateway.budget import FLUSH, PATIENCE, Budgets
+from relive.gateway.budget import FLUSH, Budgets
 from relive.gateway.cache import AnswerCache
 from relive.gateway.call import Call
 from relive.gateway.client import Client
@@ -135,7 +135,7 @@ class Gateway:
         self._pacers: dict[str, Pacer] = {}
         self._session: aiohttp.ClientSession | None = None
         self._background: set[asyncio.Task[None]] = set()
-        self._booking: asyncio.TimerHandle | None = None
+        self._booking: asyncio.Task[None] | None = None
         self._scoring = asyncio.Semaphore(8)
         self.recorder.stored = self._follow
 
@@ -188,17 +188,11 @@ class Gateway:
         self._background.add(task)
         task.add_done_callback(self._finished)
 
-    def _book_later(self, seconds: float) -> None:
-        if self._booking is None:
-            self._booking = asyncio.get_running_loop().call_later(seconds, lambda: self.beside(self._book()))
-
-    async def _book(self) -> None:
-        """Brings the ledger up to date; what it does not take now is tried again."""
-        self._booking = None
-        if self.budgets is not None:
-            await asyncio.to_thread(self.budgets.flush)
-            if self.budgets.unbooked:
-                self._book_later(PATIENCE)
+    def keep_books(self) -> None:
+        """Has the ledger follow what calls reserve and cost, for as long as there is anything to follow."""
+        if self.budgets is not None and (self._booking is None or self._booking.done()):
+            self._booking = asyncio.create_task(_book(self.budgets))
+            self._booking.add_done_callback(self._finished)
 
     def _follow(self, transition: Transition, number: int) -> None:
         """A record is stored; now what belongs to it can follow."""
@@ -213,12 +207,6 @@ class Gateway:
                 if value is not None:
                     source = f"relive:{name}"
                     await self.recorder.feedback(Feedback(experience_id=number, source=source, key=name, reward=value))
-
-    def settle(self, reservation: str, cost: int | None) -> None:
-        """Counts what a call cost in place of what was reserved; the ledger has it within a moment."""
-        if self.budgets is not None:
-            self.budgets.book(reservation, cost)
-            self._book_later(FLUSH)
 
     def remember(self, response_id: str | None, uid: bytes) -> None:
         """Remembers which record an answer's own id belongs to, for feedback that names it."""
@@ -267,6 +255,14 @@ class Gateway:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.warning("Something beside a call failed: %s", task.exception())
+
+
+async def _book(budgets: Budgets) -> None:
+    """Brings the ledger up to date whenever that is due, until no call has anything reserved."""
+    while budgets.in_use:
+        await asyncio.sleep(FLUSH)
+        if budgets.due:
+            await asyncio.to_thread(budgets.flush)
 
 
 def readable(transition: Transition) -> Transition:

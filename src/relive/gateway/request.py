@@ -81,6 +81,15 @@ class CallRequest:
         given = (self.value(name) for name in self.dialect.limits)
         return next((value for value in given if type(value) is int and value > 0), None)
 
+    def answers(self) -> int:
+        """How many answers it asks for, each of which may be as long as `answer_limit` says."""
+        if not self.understood:
+            return 1
+        given = [value for name in ("n", "best_of") if type(value := self.value(name)) is int]
+        prompts = self.value("prompt")  # of text completions there may be many, each a text or a list of token ids
+        many = isinstance(prompts, list) and not all(type(item) is int for item in prompts)
+        return max([1, *given]) * (len(prompts) if many and prompts else 1)
+
     def asks_for_usage(self) -> bool:
         """Whether the client itself wants the chunk with the usage at a stream's end."""
         options = self.value("stream_options")

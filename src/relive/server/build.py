@@ -257,9 +257,8 @@ def make_cache(settings: Settings) -> AnswerCache | None:
 def make_budgets(settings: Settings, ledger: Ledger, storage: SqliteStorage) -> Budgets | None:
     """The budgets, starting from what the store says was spent already; ``None``: there are none."""
     limits = [Budget(scope=table.scope, day=_nano(table.day), month=_nano(table.month)) for table in settings.budgets]
-    longest = max((model.timeout for model in settings.models), default=600.0)
     zone = ZoneInfo(settings.time_zone)
-    budgets = Budgets(ledger, limits, zone=zone, now=lambda: datetime.now(UTC), lives=2 * longest + 60.0)
+    budgets = Budgets(ledger, limits, zone=zone, now=lambda: datetime.now(UTC))
     if not budgets:
         return None
     today = datetime.now(zone).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -1,5 +1,6 @@
 """Which API is spoken at which path, and what of a request the agent saw."""
 
+import posixpath
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -26,6 +27,7 @@ class Dialect(msgspec.Struct, frozen=True):
         shown: Fields that `state` takes; the others are parameters of the call.
         usage_on_request: Streams hold usage only if ``stream_options.include_usage`` asks for it.
         limits: Names of the fields that limit the answer's length in tokens; the first that is given counts.
+        writes: Whether its answers are made of tokens.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Dialect(msgspec.Struct, frozen=True):
     shown: frozenset[str]
     usage_on_request: bool = False
     limits: tuple[str, ...] = ()
+    writes: bool = True
 
 
 def _chat_state(fields: Fields) -> dict[str, msgspec.Raw]:
@@ -98,7 +101,7 @@ DIALECTS: dict[str, Dialect] = {
         usage_on_request=True,
         limits=("max_tokens",),
     ),
-    "/v1/embeddings": Dialect("embeddings", EmbeddingReader, _fields("input"), frozenset({"input"})),
+    "/v1/embeddings": Dialect("embeddings", EmbeddingReader, _fields("input"), frozenset({"input"}), writes=False),
     "/v1/responses": Dialect(
         "responses",
         ResponseReader,
@@ -115,3 +118,12 @@ DIALECTS: dict[str, Dialect] = {
     ),
 }
 """By the path at the gateway."""
+
+
+def meant_path(path: str) -> str:
+    """The path of an understood API that another spelling of it means to many servers; every other path as it is.
+
+    A call that an upstream answers like any other must be read, priced and recorded like any other.
+    """
+    plain = posixpath.normpath(path).lower()
+    return plain if plain in DIALECTS else path
