@@ -27,7 +27,7 @@ from relive.gateway.conversations import Step
 from relive.gateway.frames import FrameFile, orphans, read_frames
 from relive.gateway.identity import Identity
 from relive.gateway.journal import Intent, Journal, LeftBehind
-from relive.gateway.recorder import Recorder
+from relive.gateway.recorder import WAIT, Recorder
 from relive.gateway.spool import Spool, Waiting, decode_record, encode_record
 from relive.storage import SqliteStorage
 from relive.storage.errors import StorageFullError
@@ -400,12 +400,17 @@ class Broken:
 
 
 def with_recorder(
-    storage: Any, folder: Path, body: Callable[[Recorder], Awaitable[None]], *, redact: Redactor | None = None
+    storage: Any,
+    folder: Path,
+    body: Callable[[Recorder], Awaitable[None]],
+    *,
+    redact: Redactor | None = None,
+    wait: float = WAIT,
 ) -> Recorder:
     made: list[Recorder] = []
 
     async def run() -> None:
-        made.append(Recorder(storage, Spool(folder), redact=redact, sleep=lambda _: asyncio.sleep(0.01)))
+        made.append(Recorder(storage, Spool(folder), redact=redact, wait=wait, sleep=lambda _: asyncio.sleep(0.01)))
         await body(made[0])
         await made[0].close()
 
@@ -429,7 +434,7 @@ def test_a_record_is_stored_before_the_answer_goes_on(storage: SqliteStorage, tm
         assert len(storage) == 1
         assert await recorder.record(transition(1), uid(1), ids.append) == "stored"
 
-    stats = with_recorder(storage, tmp_path / "spool", body).stats
+    stats = with_recorder(storage, tmp_path / "spool", body, wait=60.0).stats  # however busy the machine is
     assert (stats.stored, stats.pending, stats.lost) == (2, 0, 0)
     assert ids == [1, None], "the second time its uid was there"
     assert len(storage) == 1

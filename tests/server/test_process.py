@@ -261,7 +261,7 @@ def test_what_keeps_it_from_starting_is_said_in_one_sentence(
 
 
 def test_a_port_that_is_taken_is_said_with_the_next_step(upstream: Upstream) -> None:
-    with pytest.raises(AddressError, match="relive serve --port"):
+    with pytest.raises(AddressError, match="Name another port with --port"):
         listen("127.0.0.1", upstream.port)
     with pytest.raises(AddressError, match=r"Cannot listen on 192\.0\.2\.1"):
         listen("192.0.2.1", 0)
