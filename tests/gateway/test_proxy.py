@@ -116,7 +116,7 @@ def test_prx_01_usage_is_asked_for_and_taken_out_again(tmp_path: Path) -> None:
 
 # The client leaves (PRX-03)
 
-TEN = "0123456789" * 4
+TEN = "0123456789" * 6  # longer than ten tokens are taken to be, so that an estimate differs from what is reported
 TWENTY = [sse(delta(TEN), end=b"")] * 20
 
 

@@ -298,7 +298,7 @@ class Capture:
         model = reader.model or (self.upstream.model if self.upstream else None)
         seen, said = _length(self._state), reader.characters
         reported = reader.usage
-        if reported is not None and reported.output_tokens is not None and status == "complete":
+        if reported is not None and reported.output_tokens is not None and (reader.ended or status == "complete"):
             for name in {model, self.request.model}:  # asked for by one name, the model may answer under another
                 self._estimates.learn(name, "prompt", seen, reported.input_tokens)
                 self._estimates.learn(name, "answer", said, reported.output_tokens)
