@@ -18,6 +18,7 @@ from relive.experience import Transition
 from relive.gateway.budget import Budget, Budgets
 from relive.gateway.proxy import Limits
 from relive.gateway.routes import Model
+from relive.llm.endpoint import Endpoint
 from relive.llm.pricing import Price, PriceTable
 from relive.llm.retry import RetryPolicy
 from relive.rewards import answer_quality
@@ -518,6 +519,118 @@ def test_a_route_with_a_key_of_its_own_gets_that_and_not_the_clients(tmp_path: P
             model("b", rig.second, key="other-key", api="anthropic"),
         ],
     )
+
+
+def test_the_headers_of_a_route_win_and_a_key_among_them_or_in_the_address_is_its_own(tmp_path: Path) -> None:
+    def models(rig: Rig) -> list[Model]:
+        named = Endpoint.of(rig.upstream.base_url, headers={"Api-Key": "the-routes", "x-org": "the-routes"})
+        address = Endpoint.of(rig.second.base_url.replace("://", "://user:password@"))
+        return [Model(name="a", endpoint=named), Model(name="b", endpoint=address)]
+
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(ANSWER))
+        rig.second.answers(reply(ANSWER))
+        sent = {"authorization": f"Bearer {KEY}", "x-org": "the-clients", "cookie": COOKIE}
+        await rig.post(CHAT, {**QUESTION, "model": "a"}, sent)
+        await rig.post(CHAT, {**QUESTION, "model": "b"}, sent)
+        got = rig.upstream.requests[0].headers
+        assert (got["api-key"], got["x-org"]) == ("the-routes", "the-routes")
+        assert not {"authorization", "cookie"} & got.keys()
+        assert rig.second.requests[0].headers["authorization"] == "Basic dXNlcjpwYXNzd29yZA=="
+
+    run(tmp_path, body, models=models)
+
+
+def test_the_clients_credentials_go_to_no_other_host(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(b"{}", 500), reply(b"{}", 500), reply(b"{}", 500), reply(ANSWER))
+        rig.second.answers(reply(b"{}", 500))
+        secrets = dict.fromkeys(("authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie"), KEY)
+        status, _, _ = await rig.post(CHAT + f"?key={KEY}&beta=true", {**QUESTION, "model": "a"}, secrets)
+        assert status == 200, "answered by c"
+        for request in rig.upstream.requests:
+            assert {name: request.headers[name] for name in secrets} == secrets
+            assert request.target == CHAT + f"?key={KEY}&beta=true"
+        for request in rig.second.requests:
+            assert not secrets.keys() & request.headers.keys()
+            assert request.target == CHAT + "?beta=true"
+
+    run(
+        tmp_path,
+        body,
+        models=lambda rig: [
+            model("a", rig.upstream, "b", "c", model="a-1"),
+            model("b", rig.second, model="b-1"),
+            model("c", rig.upstream, model="c-1"),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("failing", "path", "asked", "served"),
+    [
+        (reply(b'{"error":{"message":"Incorrect API key"}}', 401), CHAT, "a", 401),
+        (reply(b'{"error":{"message":"Insufficient credit"}}', 402), CHAT, "a", 200),
+        (reply(b'{"error":{"message":"none","code":"model_not_found"}}', 404), CHAT, "made-up", 200),
+        (reply(b'{"detail":"Not Found"}', 404), "/v1/nothing-here", "a", 200),
+        (reply(b"{}", 500), "/v1/nothing-here", "a", 200),
+    ],
+    ids=["key", "quota", "name", "path", "raw"],
+)
+def test_what_a_client_itself_brought_about_cools_no_route(
+    tmp_path: Path, failing: Any, path: str, asked: str, served: int
+) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(failing)
+        rig.second.answers(reply(ANSWER))
+        got = await rig.post(path, {**QUESTION, "model": asked}, {"authorization": f"Bearer {KEY}"})
+        assert got[0] == served
+        assert len(rig.second.requests) == (served == 200), "a wrong key is not served with another one's"
+        assert not rig.gateway.cooldowns.cooling("a")
+
+    run(
+        tmp_path,
+        body,
+        models=lambda rig: [model("a", rig.upstream, "b"), model("b", rig.second, model="b-1", key="other")],
+    )
+
+
+def test_a_routes_own_key_that_is_refused_cools_it(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(b'{"error":{"message":"Incorrect API key"}}', 401))
+        rig.second.answers(reply(ANSWER))
+        assert (await rig.post(CHAT, {**QUESTION, "model": "a"}, {"authorization": f"Bearer {KEY}"}))[0] == 200
+        assert rig.gateway.cooldowns.cooling("a")
+
+    run(
+        tmp_path,
+        body,
+        models=lambda rig: [model("a", rig.upstream, "b", key="wrong"), model("b", rig.second, model="b-1")],
+    )
+
+
+async def raw_get(rig: Rig, target: str) -> bytes:
+    """The first line of the answer to a request whose target is sent as it is."""
+    host, port = rig.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer.split(b"\r\n")[0]
+
+
+def test_a_path_goes_on_as_it_was_written_and_never_upwards(tmp_path: Path) -> None:
+    async def body(rig: Rig) -> None:
+        rig.upstream.answers(reply(ANSWER))
+        for target in ("/v1/files/a%2Fb", "/v1/a%3Fb=1", "/v1/a%23b", "/v1/caf%C3%A9?x=%2F", "/v1/x%0d%0aX-Evil:%201"):
+            assert b"200" in await raw_get(rig, target)
+            assert rig.upstream.requests[-1].target == target
+        count = len(rig.upstream.requests)
+        for target in ("/v1/%2e%2e/admin%3Fa", "/v1/../admin", "/v1/a%2F..%2F..%2Fadmin", "/v1/..%5Cadmin", "/v1/.."):
+            assert b"400" in await raw_get(rig, target)
+        assert len(rig.upstream.requests) == count
+
+    run(tmp_path, body, models=lambda rig: [model("m", rig.upstream, key="provider-key")])
 
 
 def test_with_keys_required_only_their_owners_get_in_and_no_key_goes_on(tmp_path: Path) -> None:

@@ -27,12 +27,14 @@ from relive.gateway.request import CallRequest
 from relive.gateway.reserving import Reserving
 from relive.gateway.routes import Model, Next, Plan, RouteError
 from relive.gateway.upstreams import Attempt, address, described, failed_answer, timed_out
-from relive.llm.errors import UpstreamError, UpstreamTimeoutError
+from relive.llm.endpoint import CREDENTIALS
+from relive.llm.errors import AuthenticationError, UpstreamError, UpstreamTimeoutError
 from relive.llm.records import Attempt as Tried
 
 if TYPE_CHECKING:
     from relive.gateway.proxy import Gateway
 
+_SECRET_PARAMETERS = frozenset({"key", "api_key", "api-key", "apikey", "access_token", "token"})
 _log = logging.getLogger("relive.gateway")
 
 
@@ -89,6 +91,7 @@ class Call:
         self._measure()
         try:
             candidates = self._candidates()
+            self._meant_for = candidates[0]
             if await self._repeat():
                 return
             await self._reserve(candidates)
@@ -102,6 +105,7 @@ class Call:
             self._gateway.policy,
             tokens=self._prompt_tokens + self._answer_tokens // self._request.answers(),
             rng=self._gateway.rng,
+            cools=self._request.understood,
         )
         if self._recorded:
             self._entry = self._gateway.journal.begin(self._uid, self._intent(identity, plan.model))
@@ -268,7 +272,12 @@ class Call:
     def _after(self, plan: Plan, failure: UpstreamError) -> Next | None:
         """What follows a failure, which is noted."""
         model = plan.model
-        following = plan.after(failure, self._deadline - asyncio.get_running_loop().time())
+        shown = not CREDENTIALS.isdisjoint(self._client.headers)  # where none is shown, a refusal is of that
+        following = plan.after(
+            failure,
+            self._deadline - asyncio.get_running_loop().time(),
+            clients_key=self._passes_credentials(model) and (shown or isinstance(failure, AuthenticationError)),
+        )
         wait = following.wait if following is not None else 0.0
         tried = Tried(
             status=failure.status,
@@ -296,15 +305,14 @@ class Call:
             client.raw_headers,
             client.headers,
             model,
-            clients_credentials=self._caller.own_credentials,
+            clients_credentials=self._passes_credentials(model),
             plain=asks or client.taken is not None,
         )
         body = request.sent(model=model.model, ask_for_usage=asks)
+        url = address(model, client.sent_path, self._query(model))
         waiting = gateway.clock()
         try:
-            attempt = await Attempt.start(
-                gateway.session, model, client.method, address(model, client.path, client.query), headers, body
-            )
+            attempt = await Attempt.start(gateway.session, model, client.method, url, headers, body)
         finally:
             self._upstream_ms += (gateway.clock() - waiting) * 1000
         async with attempt:
@@ -314,6 +322,18 @@ class Call:
             if self._capture.streamed or not request.understood:
                 return await self._stream(attempt, model, plan)
             return await self._whole(attempt, model, plan)
+
+    def _passes_credentials(self, model: Model) -> bool:
+        """Whether a model gets the client's own credentials: it has none itself, and is where they were meant for."""
+        at = model.endpoint
+        return self._caller.own_credentials and not at.authenticated and at.origin == self._meant_for.endpoint.origin
+
+    def _query(self, model: Model) -> str:
+        """The client's query; a key in it goes only to where it was meant for."""
+        query = self._client.query
+        if not query or model.endpoint.origin == self._meant_for.endpoint.origin:
+            return query
+        return "&".join(part for part in query.split("&") if part.partition("=")[0].lower() not in _SECRET_PARAMETERS)
 
     async def _pace(self, model: Model) -> None:
         self._settle_pace()

@@ -1,13 +1,17 @@
 """The client's side of a call: its request in, the answer's head and bytes out, and whether it is still there."""
 
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from relive.gateway.dialects import meant_path
+from relive.gateway.dialects import DIALECTS, meant_path
 from relive.gateway.headers import Headers, read_headers, to_client
 from relive.gateway.refusals import RefusalError, refusal_body
 
 if TYPE_CHECKING:
     from relive.gateway.proxy import Receive, Scope, Send
+
+
+_IN_PATHS = "/%:@!$&'()*+,;=~"
 
 
 class Taken:
@@ -48,12 +52,16 @@ class Client:
         send: ASGI's.
 
     Attributes:
+        path: The path, decoded: for looking at.
+        sent_path: The path for sending on: as the client wrote it, where it is not of an API that is understood.
         left: The client is gone.
         begun: The head of the answer was sent.
     """
 
     def __init__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         self.path: str = meant_path(scope["path"])
+        written = scope.get("raw_path") or self.path.encode()
+        self.sent_path = self.path if self.path in DIALECTS else quote(written, safe=_IN_PATHS)
         self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.raw_headers: Headers = scope["headers"]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from relive.gateway.decoding import READABLE
 from relive.gateway.routes import Model
+from relive.llm.endpoint import CREDENTIALS
 
 _ONE_CONNECTION = frozenset(
     {
@@ -22,9 +23,9 @@ _ONE_CONNECTION = frozenset(
         b"upgrade",
     }
 )
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+_CLIENTS_SECRETS = frozenset(name.encode() for name in CREDENTIALS) | {b"cookie"}
 _NOT_TO_UPSTREAM = _ONE_CONNECTION | {b"host", b"content-length", b"accept-encoding", b"expect"}
-_NOT_TO_UPSTREAM_WITH_KEY = _NOT_TO_UPSTREAM | _CREDENTIALS
+_ABOUT_THE_BODY = ("accept", "content-type")  # the endpoint's are for calls that say nothing themselves
 _NOT_TO_CLIENT = _ONE_CONNECTION | {b"content-length"}
 _OWN = b"x-relive-"
 
@@ -49,27 +50,29 @@ def to_upstream(
     Args:
         raw: The client's.
         headers: The same, read.
-        model: Where it goes; its key, if it has one, takes the place of the client's.
-        clients_credentials: Whether the client's own credentials may go on: they are not the gateway's.
+        model: Where it goes; its own headers, its key among them, take the place of the client's.
+        clients_credentials: Whether the client's own credentials and cookies go on.
         plain: Whether the answer must not be compressed, because the gateway changes it.
     """
-    key = model.endpoint.key
-    left_out = _NOT_TO_UPSTREAM if key is None and clients_credentials else _NOT_TO_UPSTREAM_WITH_KEY
+    own = {name.lower(): text for name, text in model.endpoint.headers.items()}
+    if model.endpoint.key is not None and model.api == "anthropic":
+        del own["authorization"]
+        own["x-api-key"] = model.endpoint.key
+    for name in _ABOUT_THE_BODY:
+        if name in headers:
+            own.pop(name, None)
+    own["accept-encoding"] = "identity" if plain else accepted(headers.get("accept-encoding"))
+    left_out = _NOT_TO_UPSTREAM.union(name.encode("latin-1") for name in own)
+    if not clients_credentials:
+        left_out |= _CLIENTS_SECRETS
     if "connection" in headers:
         left_out |= _named_in(headers["connection"])
     kept = [
-        (name.decode("latin-1"), value.decode("latin-1"))
+        (lower.decode("latin-1"), value.decode("latin-1"))
         for given, value in raw
-        if (name := given.lower()) not in left_out and not name.startswith(_OWN)
+        if (lower := given.lower()) not in left_out and not lower.startswith(_OWN)
     ]
-    if key is not None:
-        kept.append(("x-api-key", key) if model.api == "anthropic" else ("authorization", f"Bearer {key}"))
-    for own, text in model.endpoint.headers.items():
-        lower = own.lower()
-        if lower not in headers and lower.encode("latin-1") not in _CREDENTIALS:
-            kept.append((lower, text))
-    kept.append(("accept-encoding", "identity" if plain else accepted(headers.get("accept-encoding"))))
-    return kept
+    return [*kept, *own.items()]
 
 
 def accepted(encodings: str | None) -> str:

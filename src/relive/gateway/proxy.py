@@ -241,6 +241,13 @@ class Gateway:
                 code="too_many_calls",
                 retry=True,
             )
+        if ".." in client.path.replace("\\", "/").split("/"):
+            raise RefusalError(
+                "The path leads upwards, out of the API; ask for it without a `..`.",
+                status=400,
+                kind="invalid_request_error",
+                code="invalid_path",
+            )
         caller = self.access.admit(client.headers, "call")
         body = await client.body(self.limits.request_bytes)
         if client.path == "/v1/models" and client.method == "GET" and not self.routes.takes_any_name:

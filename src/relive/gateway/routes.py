@@ -16,10 +16,13 @@ import msgspec
 from relive.errors import ReliveError
 from relive.llm.endpoint import Endpoint
 from relive.llm.errors import (
+    AuthenticationError,
     BadRequestError,
     ContextOverflowError,
     ModelUnavailableError,
     PolicyError,
+    QuotaExceededError,
+    RateLimitedError,
     UpstreamError,
     read_error,
 )
@@ -38,6 +41,9 @@ OWN_FAULTS = (BadRequestError, PolicyError)
 """Failures that are the request's own: the same everywhere, so nothing else is tried."""
 
 TOO_BIG = (ContextOverflowError,)
+
+OF_THE_KEY = (AuthenticationError, QuotaExceededError, RateLimitedError)
+"""Failures that are about the key that was shown: where it is the client's, they say nothing about the route."""
 
 
 _MOST_REMEMBERED = 1_024  # names that clients asked for
@@ -62,6 +68,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         timeout: Seconds for a whole call.
         fallbacks: Models that take over when it fails, in order.
         asks_usage: Whether its streams may be asked for a chunk with the usage.
+        named_by_client: Whether `model` is a name that the client made up.
     """
 
     name: str
@@ -75,6 +82,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 600.0
     fallbacks: tuple[str, ...] = ()
     asks_usage: bool = True
+    named_by_client: bool = False
 
 
 class Routes:
@@ -155,7 +163,7 @@ class Routes:
         """The model; one that takes any name is called as the client asked."""
         model, asked = self.models[name], None if requested is None else asked_name(requested)
         if model.model is None and asked is not None and asked not in self.models and asked not in self.tiers:
-            return msgspec.structs.replace(model, model=asked)
+            return msgspec.structs.replace(model, model=asked, named_by_client=True)
         return model if model.model is not None else msgspec.structs.replace(model, model=name)
 
     def _first(self, requested: str | None) -> list[Model]:
@@ -264,6 +272,7 @@ class Plan:
         policy: How often one model is tried, and how long is waited between; the limit on waiting is the whole call's.
         tokens: How long prompt and answer together are estimated to be; ``None``: not known.
         rng: For the jitter.
+        cools: Whether its failures tell anything about a route; what is asked for may simply not be there.
     """
 
     def __init__(
@@ -274,6 +283,7 @@ class Plan:
         *,
         tokens: int | None = None,
         rng: random.Random | None = None,
+        cools: bool = True,
     ) -> None:
         models = list(candidates)
         late = [model for model in models if cooldowns.cooling(model.name)]
@@ -282,6 +292,7 @@ class Plan:
         self._policy = policy
         self._tokens = tokens
         self._rng = rng or random.Random()
+        self._cools = cools
         self._tries = 0
         self._waited = 0.0
         self.model = self._ahead.pop(0)
@@ -290,26 +301,34 @@ class Plan:
         """The model answered."""
         self._cooldowns.succeeded(self.model.name)
 
-    def after(self, error: UpstreamError, time_left: float) -> Next | None:
+    def after(self, error: UpstreamError, time_left: float, *, clients_key: bool = False) -> Next | None:
         """What follows a failure before the first byte was sent; ``None``: the call is given up.
 
         Args:
             error: What went wrong.
             time_left: Seconds that this model may still take; another one has a time of its own.
+            clients_key: Whether the model was shown the client's own key.
         """
         self._tries += 1
-        if isinstance(error, OWN_FAULTS):
+        if isinstance(error, OWN_FAULTS) or (clients_key and isinstance(error, AuthenticationError)):
             return None
         wait = self._wait(error)
         if wait is not None and wait < time_left:
             self._waited += wait
             return Next(self.model, wait)
-        self._cooldowns.failed(self.model.name, error)
+        if self._cools and not self._of_the_client(error, clients_key):
+            self._cooldowns.failed(self.model.name, error)
         following = self._following(error)
         if following is None:
             return None
         self.model, self._tries = following, 0
         return Next(following, switched=True)
+
+    def _of_the_client(self, error: UpstreamError, clients_key: bool) -> bool:
+        """Whether a failure comes from what the client brought, its key or a made-up name: others may fare better."""
+        if isinstance(error, ModelUnavailableError):
+            return self.model.named_by_client
+        return clients_key and isinstance(error, OF_THE_KEY)
 
     def _wait(self, error: UpstreamError) -> float | None:
         """Seconds before the same model is tried again; ``None``: it is not."""

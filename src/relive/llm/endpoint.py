@@ -10,6 +10,9 @@ import msgspec
 from relive.errors import ReliveError
 from relive.llm.errors import BadRequestError, shown_url
 
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+"""Headers that hold a key, in lower case."""
+
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """An API.
@@ -41,12 +44,24 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         url, key = _checked_url(base_url), _checked_key(api_key)
         user, _, host = urlsplit(url).netloc.rpartition("@")
         url = urlunsplit(urlsplit(url)._replace(netloc=host))
-        sent = {"Accept": "application/json", "Content-Type": "application/json", **(headers or {})}
+        given = {name: text for name, text in (headers or {}).items() if key is None or name.lower() != "authorization"}
+        sent = {"Accept": "application/json", "Content-Type": "application/json", **given}
         if key is not None:
             sent["Authorization"] = f"Bearer {key}"
-        elif user:
+        elif user and not any(name.lower() == "authorization" for name in given):
             sent["Authorization"] = f"Basic {b64encode(unquote(user).encode()).decode()}"
         return cls(url=url, shown=shown_url(url), key=key, headers=sent, proxy=_proxy_for(url))
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether it has credentials of its own."""
+        return any(name.lower() in CREDENTIALS for name in self.headers)
+
+    @property
+    def origin(self) -> tuple[str, str | None, int | None]:
+        """Scheme, host and port: whoever is there may know what was meant for it."""
+        parts = urlsplit(self.url)
+        return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
     def at(self, path: str) -> str:
         """The full address of a path under the API; a query in the base address is kept."""
