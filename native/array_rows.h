@@ -19,8 +19,7 @@ namespace relive {
 
 namespace nb = nanobind;
 
-// One value of each row. `kind` is NumPy's: b bool, i integer, u unsigned, f float, c complex; anything else is only
-// copied.
+// One value of each row. `kind` is NumPy's: b bool, i integer, u unsigned, f float, c complex.
 struct Field {
   nb::str name;  // interned, so that most look-ups compare pointers
   char kind;

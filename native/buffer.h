@@ -10,8 +10,8 @@
 
 namespace relive {
 
-// A buffer, contiguous unless asked for otherwise; given back at the end of the scope. It cannot be moved: a view may
-// point into itself. Kinds are NumPy's: b bool, i integer, u unsigned, f float, c complex.
+// A buffer of one of NumPy's own arrays or numbers, contiguous unless asked for otherwise; given back at the end of the
+// scope. It cannot be moved: a view may point into itself. Kinds are NumPy's: b bool, i integer, u unsigned, f float, c complex.
 class Buffer {
  public:
   Buffer() = default;
@@ -22,6 +22,9 @@ class Buffer {
 
   void acquire(PyObject* object, int flags = PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS) {
     release();
+    // A class that was written in Python may mean something else than its memory says, as arrays of numpy.ma do: these
+    // are heap types, which NumPy's own arrays and numbers are not.
+    if (PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_HEAPTYPE)) return;
     held_ = PyObject_GetBuffer(object, &view_, flags) == 0;
     if (!held_) PyErr_Clear();
   }

@@ -147,6 +147,9 @@ def test_other_types_are_taken_where_nothing_is_lost():
         ({"obs": "abc"}, "Field 'obs' is float32; values of type <U3"),
         ({"obs": [1e300, 0, 0]}, "Field 'obs' is float32; a value lies outside its range"),
         ({"rew": 1e300}, "Field 'rew' is float32; a value lies outside its range"),
+        ({"rew": np.ma.masked}, "Field 'rew' has masked values"),
+        ({"obs": np.ma.masked_less(np.float32([1, 2, 3]), 2)}, "Field 'obs' has masked values"),
+        ({"obs": [1.0, np.ma.masked, 2.0]}, "Field 'obs' has masked values"),
         ({"rew": None}, "Field 'rew' is float32; values of type object"),
         ({"rew": 1j}, "Field 'rew' is float32; values of type complex128"),
         ({"act": 1.5}, "Field 'act' is int64; values of type float64"),
@@ -165,6 +168,36 @@ def test_a_value_that_does_not_fit_is_refused_by_the_name_of_its_field(changes, 
         buffer.add_batch([row(2), row(3, **changes)])
     assert len(buffer) == 1
     assert buffer.add(row(4)) == 1
+
+
+def test_masked_columns_are_refused_and_unmasked_ones_taken():
+    buffer = make()
+    for field, values in columns([1, 2]).items():
+        with pytest.raises(SchemaError, match=f"Field '{field}' has masked values, which rows cannot hold"):
+            buffer.add_batch({**columns([1, 2]), field: np.ma.array(values, mask=values == values[0])})
+    assert len(buffer) == 0
+    buffer.add_batch({field: np.ma.array(values) for field, values in columns([1, 2]).items()})
+    assert_rows(buffer.sample(9), [1, 2])
+
+
+def test_masked_priorities_and_ids_are_refused():
+    buffer = make(sampler=Prioritized())
+    ids = buffer.add_batch(columns([1, 2]))
+    hidden = np.ma.array([5.0, 7.0], mask=[True, False])
+    with pytest.raises(InvalidPriorityError, match="priorities has masked values"):
+        buffer.update_priorities(ids, hidden)
+    with pytest.raises(InvalidPriorityError, match="priorities has masked values"):
+        buffer.add_batch(columns([3, 4]), hidden)
+    with pytest.raises(BufferSettingError, match="ids has masked values"):
+        buffer.remove(np.ma.array(ids, mask=[True, False]))
+    assert len(buffer) == 2
+
+
+def test_a_whole_number_beyond_a_small_float_is_refused():
+    buffer = make(4, {"x": "f2"})
+    for values in (70_000, np.int32(70_000)):
+        with pytest.raises(SchemaError, match="Field 'x' is float16; a value lies outside its range"):
+            buffer.add({"x": values})
 
 
 def test_missing_fields_and_unequal_columns_are_refused():
@@ -196,15 +229,16 @@ def test_asking_for_an_unknown_field_says_which_there_are():
     ("fields", "message"),
     [
         ({}, "at least one field"),
-        ({"a": object}, "Field 'a' is of type object, which has no fixed size"),
-        ({"a": "U"}, "Field 'a' is of type <U0, which has no fixed size"),
+        ({"a": object}, "Field 'a' is of type object; arrays hold bool, integers, floats and complex numbers"),
+        *(({"a": kind}, "Field 'a' is of type .*; arrays hold") for kind in ("U", "U3", "S3", "V4", "M8[ns]", "m8[s]")),
+        ({"a": [("x", "f4")]}, "Field 'a' is of type .*; arrays hold"),
         ({"a": ("f4", (0,))}, r"Field 'a' has shape \(0,\)"),
         ({"a": "no type"}, "Field 'a' is 'no type'"),
         ({"weights": "f4"}, "A field cannot be called 'weights'"),
         ({3: "f4"}, "A field's name is 3"),
     ],
 )
-def test_a_schema_without_a_fixed_size_is_refused(fields, message):
+def test_a_schema_that_cannot_keep_every_value_is_refused(fields, message):
     with pytest.raises(BufferSettingError, match=message):
         ArrayStorage(fields)
 
@@ -216,7 +250,7 @@ def test_a_storage_serves_one_buffer_only():
         ReplayBuffer(3, storage=storage)
 
 
-KINDS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", "S5", "U3", "M8[s]"]
+KINDS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 
 
 @given(
@@ -239,9 +273,7 @@ def test_any_schema_keeps_every_bit(fields, capacity, counts, seed):
         made = {}
         for name, (kind, shape) in fields.items():
             dtype = np.dtype(kind)
-            if dtype.kind in "SU":
-                made[name] = rng.integers(0, 1000, (count, *shape)).astype(dtype)
-            elif dtype.kind == "b":
+            if dtype.kind == "b":
                 made[name] = rng.integers(0, 2, (count, *shape)).astype(dtype)
             else:
                 bits = rng.integers(0, 256, (count, *shape, dtype.itemsize), dtype=np.uint8)
@@ -310,10 +342,10 @@ def test_tensors_share_the_memory_of_the_batch():
     assert tensors["done"].dtype == torch.bool
     tensors["obs"][0, 0] = 42.0
     assert batch["obs"][0, 0] == 42.0
-    strings = make(2, {"name": "S3"})
-    strings.add({"name": b"abc"})
-    with pytest.raises(SchemaError, match=r"'name' is \|S3, which torch does not know"):
-        strings.sample(1).to_torch()
+    long = make(2, {"x": np.longdouble})
+    long.add({"x": 1.0})
+    with pytest.raises(SchemaError, match="'x' is float128, which torch does not know"):
+        long.sample(1).to_torch()
 
 
 @pytest.mark.parametrize("shape", [(2**62,), (2**31, 2**33), (2**70,), (2**45,), ("a",), (1.5,), "ab"])

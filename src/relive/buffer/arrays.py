@@ -77,11 +77,11 @@ class ArrayStorage:
 
     Args:
         fields: For each field its type, or a tuple of type and shape:
-            ``{"obs": ("f4", (16,)), "act": ("i8", ()), "rew": "f4", "done": "?"}``. Types are NumPy's of fixed size
-            (bool, integers, floats, complex, fixed strings, times).
+            ``{"obs": ("f4", (16,)), "act": ("i8", ()), "rew": "f4", "done": "?"}``. Types are NumPy's bool, integers,
+            floats and complex numbers.
 
     Raises:
-        BufferSettingError: a field has no fixed size, or a name that a batch needs for itself; the message names it.
+        BufferSettingError: a field holds no numbers, or has a name that a batch needs for itself; the message names it.
     """
 
     keeps_priorities = False

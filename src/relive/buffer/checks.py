@@ -9,6 +9,7 @@ import numpy.typing as npt
 from relive.buffer.arrays import Columns
 from relive.buffer.errors import BufferSettingError, InvalidPriorityError
 from relive.buffer.rows import Experiences, Floats, Ids
+from relive.buffer.schema import has_masked
 
 LARGEST_PRIORITY = float(np.finfo(np.float32).max)
 """Priorities are kept as float32."""
@@ -46,8 +47,10 @@ def ids_of(ids: npt.ArrayLike) -> Ids:
     Raises:
         BufferSettingError: they are not integers.
     """
-    if isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1 and ids.flags.c_contiguous:
+    if type(ids) is np.ndarray and ids.dtype == np.int64 and ids.ndim == 1 and ids.flags.c_contiguous:
         return ids  # as a batch's are
+    if has_masked(ids):
+        raise BufferSettingError("ids has masked values, which stand for no experience; leave them out.")
     array = np.asarray(ids)
     if array.dtype.kind not in "iu" and array.size:
         raise BufferSettingError(f"ids have type {array.dtype}; they must be integers.")
@@ -60,8 +63,10 @@ def floats_of(name: str, values: npt.ArrayLike | None) -> Floats:
     Raises:
         InvalidPriorityError: they are not numbers.
     """
-    if isinstance(values, np.ndarray) and values.dtype == np.float64 and values.ndim == 1 and values.flags.c_contiguous:
+    if type(values) is np.ndarray and values.dtype == np.float64 and values.ndim == 1 and values.flags.c_contiguous:
         return values
+    if has_masked(values):
+        raise InvalidPriorityError(f"{name} has masked values, which are no numbers; fill them first.")
     try:
         return np.ascontiguousarray(values, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:

@@ -14,6 +14,9 @@ from relive.buffer.errors import BufferSettingError, SchemaError
 FieldSpec = npt.DTypeLike | tuple[npt.DTypeLike, int | Sequence[int]]
 """Type of a field, or its type and shape."""
 
+KINDS = "biufc"
+"""NumPy's kinds of types that a field may have."""
+
 LARGEST = 2**46
 """Most bytes that all rows may take: below what an address can name, so that no size can wrap around."""
 
@@ -25,7 +28,7 @@ class Schema:
         fields: Type, or type and shape, of each field.
 
     Raises:
-        BufferSettingError: a field has no fixed size, or a name that a batch needs for itself; the message names it.
+        BufferSettingError: a field holds no numbers, or has a name that a batch needs for itself; the message names it.
     """
 
     def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
@@ -55,6 +58,8 @@ class Schema:
             SchemaError: it has another shape, or the type cannot hold what it says; the message names the field.
         """
         name, kind, shape = self.fields[field]
+        if has_masked(value):
+            raise SchemaError(f"Field {name!r} has masked values, which rows cannot hold; fill them first.")
         given = _as_array(name, value)
         if not _can_become(given, kind):
             raise SchemaError(f"Field {name!r} is {kind}; values of type {given.dtype} would lose what they say.")
@@ -67,7 +72,7 @@ class Schema:
             raise SchemaError(f"Field {name!r} is {kind}; a value lies outside its range.")
         with np.errstate(over="ignore"):
             array = np.ascontiguousarray(given, dtype=kind).reshape(given.shape)
-        if kind.kind in "fc" and given.dtype.kind in "fc" and not np.array_equal(np.isinf(array), np.isinf(given)):
+        if kind.kind in "fc" and not np.array_equal(np.isinf(array), np.isinf(given)):
             raise SchemaError(f"Field {name!r} is {kind}; a value lies outside its range.")
         return array
 
@@ -110,8 +115,11 @@ def _read_spec(name: str, spec: FieldSpec) -> tuple[np.dtype[Any], tuple[int, ..
         raise BufferSettingError(
             f"Field {name!r} is {spec!r}; give a NumPy type, or a tuple of type and shape."
         ) from error
-    if dtype.hasobject or dtype.itemsize == 0 or dtype.names is not None or dtype.subdtype is not None:
-        raise BufferSettingError(f"Field {name!r} is of type {dtype}, which has no fixed size; use storage=None.")
+    if dtype.kind not in KINDS:  # NumPy cuts texts to the type's length and rounds times without a word
+        raise BufferSettingError(
+            f"Field {name!r} is of type {dtype}; arrays hold bool, integers, floats and complex numbers. "
+            "Use storage=None."
+        )
     if any(size < 1 for size in sizes):
         raise BufferSettingError(f"Field {name!r} has shape {sizes}; each size must be at least 1.")
     if dtype.itemsize * prod(sizes) > LARGEST:
@@ -119,6 +127,17 @@ def _read_spec(name: str, spec: FieldSpec) -> tuple[np.dtype[Any], tuple[int, ..
             f"Field {name!r} has shape {sizes}, more than this machine can address; make it smaller."
         )
     return dtype.newbyteorder("="), sizes
+
+
+def has_masked(value: Any) -> bool:
+    """Whether an array, or one in a list, has entries that `numpy.ma` masks: as a plain array they would be data."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_masked, value))
+    return _is_masked(value)
+
+
+def _is_masked(value: Any) -> bool:
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
