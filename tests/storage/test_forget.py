@@ -5,6 +5,7 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
+import apsw
 import msgspec
 import numpy as np
 import pytest
@@ -249,8 +250,28 @@ def test_the_report_names_copies_that_may_hold_it_still_and_authors_in_the_audit
         ("backup", "/backups/tuesday.db"),
         ("export", "/out/all.jsonl"),
     ]
-    assert report.named_in_audit == 1
+    assert report.named_in_audit == 0
     assert forget.forget(store, Selection(match="nothing like it")).copies == []
+
+
+def test_sources_and_keys_in_the_audit_become_hashes_and_entries_stay(store: SqliteStorage, path: Path) -> None:
+    store.append([said(1, NAME), said(2, "Smith")])
+    store.feedback(Feedback(experience_id=1, source=f"judge {NAME}", key=f"liked by {NAME}", reward=1.0))
+    store.feedback(Feedback(experience_id=2, source="boss", reward=0.5))
+    store.write(lambda transaction: transaction.audit("export", target=f"/out/{NAME}.jsonl")).result()
+    before = store.audit()
+    report = forget.forget(store, Selection(match=NAME.upper()))
+    after = store.audit()
+    assert report.named_in_audit == 1, "the export's path"
+    assert [entry.number for entry in after] == [1, 2, 3, 4]
+    assert after[0].who.startswith("#")
+    assert after[0].target.startswith("experience 1: #")
+    assert (after[0].at, after[0].before, after[0].after) == (before[0].at, before[0].before, before[0].after)
+    assert after[1:3] == before[1:3]
+    assert b"judge q" not in bytes_in(path.parent).lower()
+    assert b"liked by q" not in bytes_in(path.parent).lower()
+    with closing(connect(path)) as connection, pytest.raises(apsw.ConstraintError, match="only ever added to"):
+        connection.execute("UPDATE audit SET who = 'nobody'")
 
 
 def test_a_reader_that_keeps_an_older_view_is_named_and_a_second_run_finishes(path: Path) -> None:

@@ -51,7 +51,7 @@ def forget(
         _say(f"Not looked through: {other}")
     if report.named_in_audit:
         entries = _count(report.named_in_audit, "entry", "entries")
-        _say(f"It stays as an author or a file in {entries} of the audit (`relive audit {file}`).")
+        _say(f"It stays as a file's path in {entries} of the audit (`relive audit {file}`).")
     _say("Copies that were made in another way are not known here, nor is what the disk keeps of overwritten blocks.")
 
 

@@ -1,14 +1,16 @@
 """The audit: who did what to a store and when, what it was before and what after. It is only ever added to.
 
 An entry is written in the transaction of what it tells of, so neither can be there without the other. The database
-itself refuses to change or remove an entry (triggers of the table ``audit``). What was forgotten must not live on here,
-hence entries hold names of experiences by number, of episodes by a short keyed hash (`reference`), figures and
-settings, but nothing that anybody wrote: of a comment only that there was one.
+itself refuses to change or remove an entry (triggers of the table ``audit``); only `forget` puts references in the
+place of names, in the transaction that forgets. What was forgotten must not live on here, hence entries hold names of
+experiences by number, of episodes by a short keyed hash (`reference`), figures and settings, but nothing that anybody
+wrote: of a comment only that there was one.
 """
 
 import getpass
 import hashlib
 import os
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +19,9 @@ import msgspec
 
 from relive.storage.connection import bounded, fetch
 from relive.storage.record import microseconds, moment
+
+PATHS = ("backup", "export", "import", "recover")
+"""Actions whose target is a file."""
 
 MOST_NAMED = 8
 """Experiences that an entry about many of them names."""
@@ -120,6 +125,37 @@ def entries(
         )
         for number, at, by, what, target, *values in rows
     ]
+
+
+def forget(connection: apsw.Connection, *, names: Iterable[str], text: str | None) -> None:
+    """Puts references in the place of what is forgotten, in who acted and on what; must run inside a transaction.
+
+    An entry keeps its number and all else. Paths of copies and imports stay: they say where it may still be.
+
+    Args:
+        connection: The connection for writing.
+        names: Whoever or whatever is called exactly so.
+        text: And all that holds this text, large and small letters alike.
+    """
+    whole = {name.casefold() for name in names}
+    part = None if text is None else text.casefold()
+
+    def held(value: str) -> str:
+        folded = value.casefold()
+        gone = folded in whole or (part is not None and part in folded)
+        return reference(connection, value) if gone else value
+
+    changed = []
+    for number, who, action, target in connection.execute("SELECT number, who, action, target FROM audit"):
+        about, colon, key = target.partition(": ")
+        kept = target if action in PATHS else held(about) + colon + held(key)
+        if (held(who), kept) != (who, target):
+            changed.append((held(who), kept, number))
+    if changed:
+        trigger = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'audit_unchanged'").get
+        connection.execute("DROP TRIGGER audit_unchanged")
+        connection.executemany("UPDATE audit SET who = ?, target = ? WHERE number = ?", changed)
+        connection.execute(trigger)
 
 
 def reference(connection: apsw.Connection, text: str) -> str:

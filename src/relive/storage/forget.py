@@ -91,7 +91,8 @@ class Forgotten(msgspec.Struct, frozen=True):
         copies: Backups and exports, known to the store, that may still hold what was forgotten.
         beside: Files and folders beside the store whose names begin like it and which are not its own, such as a
             gateway's with records that wait to be written; they were not looked through.
-        named_in_audit: Entries of the audit whose author or target still holds the text that was looked for.
+        named_in_audit: Entries of the audit that still hold the text that was looked for, as a file's path; everywhere
+            else there it was replaced by a short hash.
         bytes_before: Size of the file and its log before.
         bytes_after: And after.
     """
@@ -306,6 +307,7 @@ def _delete(transaction: Transaction, names: _Names, asked: Selection, who: str 
     transaction.evict(ids)
     playbook_tables.forget(connection, ids, agents=names.agents, episodes=names.episodes, forms=names.forms)
     policy_tables.forget(connection, agents=names.agents, episodes=names.episodes, forms=names.forms)
+    audit.forget(connection, names=[*(names.agents or ()), *(names.episodes or ())], text=asked.match)
     feedback = feedback_before - connection.execute("SELECT count(*) FROM feedback").get
     pending = bool(fetch(connection, "SELECT 1 FROM setting WHERE name = ?", (_PENDING,)))
     count = dictionaries.forgotten(connection)
@@ -355,7 +357,8 @@ def _named_in_audit(store: SqliteStorage, selection: Selection) -> int:
     count, last = 0, 0
     while page := store.audit(after=last, limit=_PAGE):
         last = page[-1].number
-        count += sum(any(text in f"{entry.who}\n{entry.target}".casefold() for text in texts) for entry in page)
+        paths = [entry.target.casefold() for entry in page if entry.action in audit.PATHS]
+        count += sum(any(text in path for text in texts) for path in paths)
     return count
 
 
