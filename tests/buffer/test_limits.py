@@ -426,3 +426,15 @@ def test_a_batch_that_a_limit_shortens_has_weights_on_its_own_scale():
     buffer = relive.ReplayBuffer(3, sampler=sampler, max_times_sampled=1)
     buffer.add_batch("ab")
     assert buffer.sample(3).weights.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("size", [2.5, "3", None, 2**63, 2**70, 2**44])
+def test_a_capacity_that_cannot_be_kept_is_refused_in_a_sentence(size):
+    with pytest.raises(relive.buffer.BufferSettingError, match=r"capacity (is|of) .*[.]"):
+        relive.ReplayBuffer(size)
+
+
+@pytest.mark.parametrize("name", ["max_bytes", "max_age", "max_times_sampled"])
+def test_a_limit_that_is_text_is_refused(name):
+    with pytest.raises(relive.buffer.BufferSettingError, match=f"{name} is '5'; it must be a number"):
+        relive.ReplayBuffer(3, **{name: "5"})

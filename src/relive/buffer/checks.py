@@ -30,14 +30,19 @@ def keepable(priorities: npt.NDArray[np.floating[Any]], alpha: float = 1.0) -> F
 
 
 def positive(name: str, value: int) -> int:
-    """A whole number of at least 1.
+    """A whole number of at least 1, and no larger than 64 bits can say.
 
     Raises:
-        BufferSettingError: it is smaller.
+        BufferSettingError: it is something else.
     """
-    number = operator.index(value)
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise BufferSettingError(f"{name} is {value!r}; it must be a whole number.") from error
     if number < 1:
         raise BufferSettingError(f"{name} is {number}; it must be at least 1.")
+    if number >= 2**63:
+        raise BufferSettingError(f"{name} is {number}; it must be less than 2**63.")
     return number
 
 

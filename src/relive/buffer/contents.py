@@ -72,7 +72,12 @@ class Contents:
         if seed is None:
             seed = int.from_bytes(os.urandom(8), "little")
         alpha = 1.0 if self._sampler.alpha is None else self._sampler.alpha
-        self._index = Index(self._capacity, alpha, operator.index(seed) % 2**64)
+        try:
+            self._index = Index(self._capacity, alpha, operator.index(seed) % 2**64)
+        except MemoryError as error:
+            raise BufferSettingError(
+                f"A capacity of {self._capacity} needs more memory than there is; choose a smaller one."
+            ) from error
         self._view = BufferView(self._index, self._rows)
         self._selectors = [self._sampler]
         if self._remover is not self._sampler:

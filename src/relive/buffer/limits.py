@@ -56,7 +56,11 @@ class Limits:
             ("max_age", max_age),
             ("max_times_sampled", max_times_sampled),
         ):
-            if limit is not None and not limit > 0:
+            if limit is None:
+                continue
+            if not isinstance(limit, int | float | np.integer | np.floating):
+                raise BufferSettingError(f"{name} is {limit!r}; it must be a number.")
+            if not limit > 0:
                 raise BufferSettingError(f"{name} is {limit}; it must be positive.")
         self.max_bytes = max_bytes
         self.max_age = max_age
