@@ -40,11 +40,13 @@ class FrameFile:
     Attributes:
         path: Where it is.
         size: Its length in bytes.
+        frames: How many frames are in it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
+        self.frames = 0
         self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -64,11 +66,12 @@ class FrameFile:
             os.ftruncate(self._descriptor, self.size)
             raise
         self.size += len(frame)
+        self.frames += 1
 
     def empty(self) -> None:
         """Throws away what is in it."""
         os.ftruncate(self._descriptor, 0)
-        self.size = 0
+        self.size = self.frames = 0
 
     def sync(self) -> None:
         """Returns once what was written is on the disk."""

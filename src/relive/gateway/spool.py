@@ -7,7 +7,7 @@ or by the next; a record's uid keeps it from being stored twice. Numbers and tex
 import errno
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +96,10 @@ class Spool:
             file = self._files[0]
             if file is self._files[-1]:
                 self._files.append(self._new_file())  # what comes meanwhile goes elsewhere
-            frames = list(read_frames(file.path))
-            yield from _in_lists(frames, size)
+            yield from _in_lists(read_frames(file.path), size)  # no more of it than the store takes
             self._files.pop(0)
             file.close(delete=True)
-            self.waiting -= len(frames)
+            self.waiting -= file.frames
             if len(self._files) == 1 and self._files[0].size == 0:
                 self._files.pop().close(delete=True)
 
@@ -109,7 +108,7 @@ class Spool:
         for orphan in orphans(self._folder, "*.spool"):
             done = False
             try:
-                yield from _in_lists(list(orphan.frames()), size)
+                yield from _in_lists(orphan.frames(), size)
                 done = True
             finally:
                 orphan.close(delete=done)
@@ -157,7 +156,7 @@ def decode_record(text: bytes) -> Transition:
     return msgspec.structs.replace(transition, **payload)
 
 
-def _in_lists(frames: list[Frame], size: int) -> Iterator[list[Waiting]]:
+def _in_lists(frames: Iterable[Frame], size: int) -> Iterator[list[Waiting]]:
     waiting: list[Waiting] = []
     for frame in frames:
         try:
