@@ -13,11 +13,13 @@ from relive.gateway.conversations import Step
 from relive.gateway.estimates import TokenEstimates
 from relive.gateway.identity import Identity
 from relive.gateway.request import CallRequest
-from relive.llm.pricing import PriceTable
+from relive.llm.pricing import Price, PriceTable
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 RESPONSES, COMPLETIONS, EMBEDDINGS = "/v1/responses", "/v1/completions", "/v1/embeddings"
 WHEN = datetime(2026, 5, 4, 12, tzinfo=UTC)
+PRICES = PriceTable({"m-1": Price.of(1, 2, cached="0.1")}, known=False)
+KEY = "sk-test-AAAABBBBCCCCDDDD"
 QUESTION = {"model": "m", "messages": [{"role": "user", "content": "Where is my card?"}]}
 
 
@@ -94,3 +96,13 @@ def whole(answer: dict[str, Any] | bytes, **options: Any) -> Transition:
 def readable(value: Any) -> Any:
     """A value with its raw parts parsed."""
     return json.loads(msgspec.json.encode(value))
+
+
+def uid(number: int) -> bytes:
+    """A call's id."""
+    return number.to_bytes(16, "big")
+
+
+def transition(number: int = 0, **fields: Any) -> Transition:
+    """A record of the shortest kind."""
+    return Transition(state={"n": number}, action="done", episode_id=f"e{number}", **fields)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import uvicorn
 
 from relive.experience import Transition
 from relive.gateway.access import Access
-from relive.gateway.budget import Budgets
+from relive.gateway.budget import Budget, Budgets
 from relive.gateway.journal import Journal
 from relive.gateway.keys import Keys
 from relive.gateway.ledger import Ledger
@@ -28,6 +29,14 @@ from relive.storage import SqliteStorage
 from relive.storage.redaction import Redactor
 
 FAST = RetryPolicy(max_attempts=3, min_wait=0.01, max_wait=0.02)
+QUESTION: dict[str, Any] = {"model": "m-1", "messages": [{"role": "user", "content": "Where is my card?"}]}
+ANSWER = {
+    "id": "c1",
+    "object": "chat.completion",
+    "model": "m-1",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "In Leeds."}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 50, "completion_tokens": 200, "total_tokens": 250},
+}
 
 
 class Request:
@@ -171,11 +180,7 @@ class Rig:
 
     async def until_recorded(self, count: int = 1) -> list[Transition]:
         """The records, once there are so many."""
-        for _ in range(500):
-            if len(rows := self.rows()) >= count:
-                return rows
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{len(self.rows())} records instead of {count}")
+        return await so_many(self.rows, count)
 
     async def post(
         self, path: str, body: Any, headers: dict[str, str] | None = None
@@ -253,11 +258,47 @@ def model(name: str, upstream: Upstream, *fallbacks: str, key: str | None = None
     return Model(**{"name": name, "endpoint": endpoint, "fallbacks": fallbacks, **fields})
 
 
-def rig_run(folder: Path, body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
+def one_dollar(ledger: Ledger) -> Budgets:
+    """A budget of a dollar a day."""
+    return Budgets(ledger, [Budget(day=10**9)], zone=UTC, now=lambda: datetime.now(UTC))
+
+
+def two_models(rig: Rig) -> list[Model]:
+    """Models that take over for each other."""
+    return [model("a", rig.upstream, "b", model="a-1"), model("b", rig.second, "a", model="b-1")]
+
+
+async def raw(rig: Rig, method: str, target: str, body: bytes = b"") -> bytes:
+    """The first line of the answer to a request whose target is sent as it is."""
+    host, port = rig.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"{method} {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    return answer.split(b"\r\n")[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits until it holds."""
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
+async def so_many(read: Callable[[], list[Any]], count: int) -> list[Any]:
+    """What is read, once there is so much of it."""
+    await until(lambda: len(read()) >= count)
+    return read()
+
+
+def run(folder: Path, body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
     """Runs a test's body with a rig."""
 
     async def all_of_it() -> None:
         async with rig(folder, **options) as made:
-            await asyncio.wait_for(body(made), 30)
+            await asyncio.wait_for(body(made), 60)
 
     asyncio.run(all_of_it())

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-from loopback import Rig, reply, rig, stream
+from loopback import Rig, reply, run, stream
 
 import relive
 from relive.experience import Transition
@@ -41,14 +40,6 @@ class Clock:
 def cache(mode: Mode = "on", *, max_age: float = 60.0, max_bytes: int = 1 << 20) -> tuple[AnswerCache, Clock]:
     clock = Clock()
     return AnswerCache(mode, max_age=max_age, max_bytes=max_bytes, clock=clock), clock
-
-
-def run(folder: Path, body: Any, **options: Any) -> None:
-    async def all_of_it() -> None:
-        async with rig(folder, **options) as made:
-            await asyncio.wait_for(body(made), 60)
-
-    asyncio.run(all_of_it())
 
 
 def test_the_same_request_is_answered_again_marked_and_recorded_at_no_cost(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from gateway_calls import CHAT, QUESTION, delta, sse
-from loopback import Request, Rig, reply, rig, stream
+from loopback import Request, Rig, reply, run, stream
 
 from relive.experience import Transition
 from relive.gateway import budget
@@ -22,14 +21,6 @@ from relive.storage import SqliteStorage
 from relive.storage.errors import StorageFullError
 
 DOLLAR = 10**9
-
-
-def run(folder: Path, body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
-    async def all_of_it() -> None:
-        async with rig(folder, **options) as made:
-            await asyncio.wait_for(body(made), 60)
-
-    asyncio.run(all_of_it())
 
 
 def answer(words: str = "In Leeds.", prompt: int = 50, completion: int = 200) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_calls import CHAT, COMPLETIONS, QUESTION, capture, delta, pass_through, record, sse
-from loopback import Rig, model, reply, reset, rig_run, stream
+from loopback import Rig, model, one_dollar, raw, reply, reset, run, stream, until
 
 from relive.gateway import proxy
 from relive.gateway.budget import Budget, Budgets
@@ -66,7 +65,7 @@ def test_a_routes_own_price_holds_for_no_other_route_to_the_same_model(tmp_path:
         own = {"model": "gpt-4o", "price": Price.of(1, 2)}
         return [model("hosted", rig.upstream, **own), model("gpt-4o", rig.second, model="gpt-4o")]
 
-    rig_run(tmp_path, body, models=models, prices=PriceTable())
+    run(tmp_path, body, models=models, prices=PriceTable())
 
 
 # What is reserved, and what is booked
@@ -97,7 +96,7 @@ def test_a_call_is_reserved_at_the_price_of_the_dearest_model_that_may_answer(tm
         dear = model("dear", rig.second, model="dear", price=Price.of(0, 100))
         return [model("cheap", rig.upstream, "dear", model="cheap", price=Price.of(0, 0)), dear]
 
-    rig_run(tmp_path, body, models=models, prices=DEAR, budgets=one_cent)
+    run(tmp_path, body, models=models, prices=DEAR, budgets=one_cent)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_many_answers_that_do_not_fit_together_are_refused(tmp_path: Path) -> No
         assert rig.upstream.requests == []
         assert (await rig.post(CHAT, {**QUESTION, "n": 10, "max_tokens": 10}))[0] == 200
 
-    rig_run(tmp_path, body, prices=DEAR, budgets=one_cent)
+    run(tmp_path, body, prices=DEAR, budgets=one_cent)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_only_what_was_refused_or_never_answered_is_free(tmp_path: Path, script:
         await rig.post(CHAT, {**QUESTION, "max_tokens": 50})
         assert spent(rig) == booked
 
-    rig_run(tmp_path, body, prices=DEAR, budgets=one_cent)
+    run(tmp_path, body, prices=DEAR, budgets=one_cent)
 
 
 def test_an_answer_of_an_api_that_is_not_understood_is_booked_as_it_was_reserved(tmp_path: Path) -> None:
@@ -157,37 +156,19 @@ def test_an_answer_of_an_api_that_is_not_understood_is_booked_as_it_was_reserved
         assert spent(rig) == 10_000_000
 
     price = PriceTable({"m": Price.of(0, 10_000_000 / 2_048 / 1_000)}, known=False)
-    rig_run(tmp_path, body, prices=price, budgets=one_cent)
+    run(tmp_path, body, prices=price, budgets=one_cent)
 
 
 @pytest.mark.parametrize("path", ["/v1//chat/completions", "/v1/chat/completions/", "/v1/./Chat/Completions"])
 def test_another_spelling_of_a_path_is_the_same_call(tmp_path: Path, path: str) -> None:
     async def body(rig: Rig) -> None:
         rig.upstream.answers(reply(answer("m", {"prompt_tokens": 1, "completion_tokens": 20, "total_tokens": 21})))
-        host, port = rig.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        asked = json.dumps(QUESTION).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(asked)}\r\n\r\n"
-        writer.write(head.encode() + asked)
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
-        writer.close()
+        assert b"200" in await raw(rig, "POST", path, json.dumps(QUESTION).encode())
         assert [request.target for request in rig.upstream.requests] == [CHAT]
         assert spent(rig) == 2_000_000
         assert rig.rows()[0].info["api"] == "chat"
 
-    rig_run(tmp_path, body, prices=PriceTable({"m": Price.of(0, 100)}, known=False), budgets=one_dollar)
-
-
-def one_dollar(ledger: Ledger) -> Budgets:
-    return Budgets(ledger, [Budget(day=10**9)], zone=UTC, now=lambda: datetime.now(UTC))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("It did not come true.")
+    run(tmp_path, body, prices=PriceTable({"m": Price.of(0, 100)}, known=False), budgets=one_dollar)
 
 
 def test_costs_are_booked_however_much_there_is_to_do_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,4 +183,4 @@ def test_costs_are_booked_however_much_there_is_to_do_beside(tmp_path: Path, mon
         await until(lambda: not rig.gateway.budgets.in_use)  # type: ignore[union-attr]
         assert rig.ledger.rows("SELECT * FROM reservation") == []
 
-    rig_run(tmp_path, body, prices=DEAR, budgets=one_dollar)
+    run(tmp_path, body, prices=DEAR, budgets=one_dollar)
