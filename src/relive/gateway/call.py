@@ -16,6 +16,7 @@ from relive.gateway.cache import HEADER as CACHE_HEADER
 from relive.gateway.capture import LARGEST_ANSWER, Capture, Status
 from relive.gateway.client import Client
 from relive.gateway.conversations import Said, Step
+from relive.gateway.credentials import Credentials
 from relive.gateway.fresh import fresh_id
 from relive.gateway.identity import Identity, IdentityError, read_identity
 from relive.gateway.journal import Entry, Intent
@@ -27,14 +28,12 @@ from relive.gateway.request import CallRequest
 from relive.gateway.reserving import Reserving
 from relive.gateway.routes import Model, Next, Plan, RouteError
 from relive.gateway.upstreams import Attempt, address, described, failed_answer, timed_out
-from relive.llm.endpoint import CREDENTIALS
-from relive.llm.errors import AuthenticationError, UpstreamError, UpstreamTimeoutError
+from relive.llm.errors import UpstreamError, UpstreamTimeoutError
 from relive.llm.records import Attempt as Tried
 
 if TYPE_CHECKING:
     from relive.gateway.proxy import Gateway
 
-_SECRET_PARAMETERS = frozenset({"key", "api_key", "api-key", "apikey", "access_token", "token"})
 _log = logging.getLogger("relive.gateway")
 
 
@@ -91,7 +90,7 @@ class Call:
         self._measure()
         try:
             candidates = self._candidates()
-            self._meant_for = candidates[0]
+            self._credentials = Credentials(self._client, own=self._caller.own_credentials, meant_for=candidates[0])
             if await self._repeat():
                 return
             await self._reserve(candidates)
@@ -103,7 +102,7 @@ class Call:
             candidates,
             self._gateway.cooldowns,
             self._gateway.policy,
-            tokens=self._prompt_tokens + self._answer_tokens // self._request.answers(),
+            tokens=self._prompt_tokens + self._longest_answer,
             rng=self._gateway.rng,
             cools=self._request.understood,
         )
@@ -208,11 +207,12 @@ class Call:
             await self._reserving.reserve(candidates, usage, scopes)
 
     def _measure(self) -> None:
-        """Estimates how long the prompt is and the answer may become."""
+        """Estimates how long the prompt is, and one answer and all of them may become."""
         gateway, request = self._gateway, self._request
         self._prompt_tokens = gateway.estimates.tokens(request.model, "prompt", len(request.body))
-        longest = request.answer_limit() or gateway.limits.answer_tokens
-        self._answer_tokens = longest * request.answers() if request.dialect.writes else 0
+        writes = request.dialect.writes
+        self._longest_answer = (request.answer_limit() or gateway.limits.answer_tokens) if writes else 0
+        self._answer_tokens = self._longest_answer * request.answers()
 
     def _intent(self, identity: Identity, model: Model) -> Intent:
         return Intent(
@@ -272,11 +272,10 @@ class Call:
     def _after(self, plan: Plan, failure: UpstreamError) -> Next | None:
         """What follows a failure, which is noted."""
         model = plan.model
-        shown = not CREDENTIALS.isdisjoint(self._client.headers)  # where none is shown, a refusal is of that
         following = plan.after(
             failure,
             self._deadline - asyncio.get_running_loop().time(),
-            clients_key=self._passes_credentials(model) and (shown or isinstance(failure, AuthenticationError)),
+            clients_key=self._credentials.refused(model, failure),
         )
         wait = following.wait if following is not None else 0.0
         tried = Tried(
@@ -305,11 +304,11 @@ class Call:
             client.raw_headers,
             client.headers,
             model,
-            clients_credentials=self._passes_credentials(model),
+            clients_credentials=self._credentials.go_to(model),
             plain=asks or client.taken is not None,
         )
         body = request.sent(model=model.model, ask_for_usage=asks)
-        url = address(model, client.sent_path, self._query(model))
+        url = address(model, client.sent_path, self._credentials.query(model))
         waiting = gateway.clock()
         try:
             attempt = await Attempt.start(gateway.session, model, client.method, url, headers, body)
@@ -322,18 +321,6 @@ class Call:
             if self._capture.streamed or not request.understood:
                 return await self._stream(attempt, model, plan)
             return await self._whole(attempt, model, plan)
-
-    def _passes_credentials(self, model: Model) -> bool:
-        """Whether a model gets the client's own credentials: it has none itself, and is where they were meant for."""
-        at = model.endpoint
-        return self._caller.own_credentials and not at.authenticated and at.origin == self._meant_for.endpoint.origin
-
-    def _query(self, model: Model) -> str:
-        """The client's query; a key in it goes only to where it was meant for."""
-        query = self._client.query
-        if not query or model.endpoint.origin == self._meant_for.endpoint.origin:
-            return query
-        return "&".join(part for part in query.split("&") if part.partition("=")[0].lower() not in _SECRET_PARAMETERS)
 
     async def _pace(self, model: Model) -> None:
         self._settle_pace()
