@@ -135,6 +135,25 @@ def test_kill_9_loses_no_call_whose_answer_ended_and_leaves_the_others_interrupt
     assert all(row.error is not None for row in interrupted)
 
 
+async def answered(client: aiohttp.ClientSession, url: str, text: str, marks: dict[str, str | None]) -> None:
+    """Makes one call, which is answered, and notes what is said of its record."""
+    async with client.post(url + CHAT, json=question(text)) as got:
+        assert (await got.json())["choices"]
+        marks[text] = got.headers.get("x-relive-recorded")
+
+
+async def health(url: str) -> int:
+    async with aiohttp.ClientSession() as client, client.get(f"{url}/healthz") as got:
+        return got.status
+
+
+def until_healthy(url: str) -> None:
+    for _ in range(200):
+        if asyncio.run(health(url)) == 200:
+            break
+        time.sleep(0.1)
+
+
 def test_sto_06_a_store_that_is_locked_under_load_loses_nothing_and_stops_nobody(
     tmp_path: Path, upstream: Upstream
 ) -> None:
@@ -145,34 +164,20 @@ def test_sto_06_a_store_that_is_locked_under_load_loses_nothing_and_stops_nobody
 
     async def calls(prefix: str, count: int) -> None:
         async with aiohttp.ClientSession() as client:
-
-            async def one(number: int) -> None:
-                text = f"{prefix}-{number}"
-                async with client.post(url + CHAT, json=question(text)) as got:
-                    assert (await got.json())["choices"]
-                    marks[text] = got.headers.get("x-relive-recorded")
-
             for start in range(0, count, 8):
-                await asyncio.gather(*(one(start + k) for k in range(8)))
-
-    async def health() -> int:
-        async with aiohttp.ClientSession() as client, client.get(f"{url}/healthz") as got:
-            return got.status
+                await asyncio.gather(*(answered(client, url, f"{prefix}-{start + k}", marks) for k in range(8)))
 
     asyncio.run(calls("before", 16))
     locker = apsw.Connection(str(tmp_path / "relive.db"))
     locker.execute("BEGIN IMMEDIATE").fetchall()
     asyncio.run(calls("first", 8))
     time.sleep(0.5)
-    assert asyncio.run(health()) == 503
+    assert asyncio.run(health(url)) == 503
     asyncio.run(calls("locked", 160))
     locker.execute("ROLLBACK").fetchall()
     locker.close()
     assert all(mark == "pending" for text, mark in marks.items() if text.startswith("locked"))
-    for _ in range(200):
-        if asyncio.run(health()) == 200:
-            break
-        time.sleep(0.1)
+    until_healthy(url)
     asyncio.run(calls("after", 8))
     assert server.stop() == 0
     recorded = asked_in(tmp_path / "relive.db")
@@ -191,12 +196,8 @@ def test_sto_06_with_no_disk_at_all_calls_go_on_and_their_records_wait_in_memory
     async def calls(prefix: str, count: int) -> int:
         async with aiohttp.ClientSession() as client:
             for number in range(count):
-                text = f"{prefix}-{number}"
-                async with client.post(url + CHAT, json=question(text)) as got:
-                    assert (await got.json())["choices"]
-                    marks[text] = got.headers.get("x-relive-recorded")
-            async with client.get(f"{url}/healthz") as got:
-                return got.status
+                await answered(client, url, f"{prefix}-{number}", marks)
+        return await health(url)
 
     assert asyncio.run(calls("before", 4)) == 200
     endless = resource.RLIM_INFINITY
@@ -204,10 +205,7 @@ def test_sto_06_with_no_disk_at_all_calls_go_on_and_their_records_wait_in_memory
     assert asyncio.run(calls("none", 40)) == 503
     assert {mark for text, mark in marks.items() if text.startswith("none")} == {"pending"}
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (endless, endless))
-    for _ in range(200):
-        if asyncio.run(calls("after", 0)) == 200:
-            break
-        time.sleep(0.1)
+    until_healthy(url)
     asyncio.run(calls("after", 4))
     assert server.stop() == 0
     assert asked_in(tmp_path / "relive.db") == dict.fromkeys(marks, 1)

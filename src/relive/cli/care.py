@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, print_json
+from relive.cli.output import print_json, say
 from relive.cli.progress import progress_bar
 from relive.errors import ReliveError
 from relive.storage import backup as backups
@@ -31,9 +31,9 @@ def check(
         print_json(report)
     else:
         for problem in report.problems:
-            _say(problem)
+            say(problem)
         if not report.problems:
-            _say(f"{file}: {report.experiences:,} experiences, nothing wrong.")
+            say(f"{file}: {report.experiences:,} experiences, nothing wrong.")
     if report.problems:
         count = len(report.problems)
         raise ReliveError(
@@ -57,9 +57,9 @@ def recover(
         print_json(report)
     else:
         lost = "an unknown number" if report.lost is None else f"{report.lost:,}"
-        _say(f"Saved {report.saved:,} experiences to {new}; lost {lost}.")
+        say(f"Saved {report.saved:,} experiences to {new}; lost {lost}.")
         for sentence in report.damage:
-            _say(sentence)
+            say(sentence)
     if not report.complete:
         raise ReliveError(f"Not all of {old} could be saved; keep it, and any backup that you have.")
 
@@ -83,7 +83,7 @@ def backup(
     if json:
         print_json(report)
     else:
-        _say(f"Backed up {report.experiences:,} experiences to {report.path} ({report.bytes / 1e6:,.1f} MB).")
+        say(f"Backed up {report.experiences:,} experiences to {report.path} ({report.bytes / 1e6:,.1f} MB).")
 
 
 def compact(file: StoreFile = DEFAULT_FILE, json: Json = False) -> None:
@@ -93,8 +93,4 @@ def compact(file: StoreFile = DEFAULT_FILE, json: Json = False) -> None:
     if json:
         print_json(report)
     else:
-        _say(f"{file}: {report.bytes_before / 1e6:,.1f} MB before, {report.bytes_after / 1e6:,.1f} MB after.")
-
-
-def _say(sentence: str) -> None:
-    console().print(sentence, markup=False, soft_wrap=True)
+        say(f"{file}: {report.bytes_before / 1e6:,.1f} MB before, {report.bytes_after / 1e6:,.1f} MB after.")

@@ -10,7 +10,7 @@ import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
 from relive.cli.groups import WithDefault
-from relive.cli.output import console, print_json, short, table
+from relive.cli.output import console, print_json, say, short, table
 from relive.errors import ReliveError
 from relive.server.spending import spending
 from relive.server.words import count, dollars, number, share
@@ -51,7 +51,7 @@ def show(
         print_json({"rows": [_cost_row(row, groups) for row in rows], "total": _total(total, month)})
         return
     if total is None:
-        console().print(f"{file} holds no calls{_span(days)}.", markup=False, soft_wrap=True)
+        say(f"{file} holds no calls{_span(days)}.")
         return
     names = ("calls", "success", "tokens in", "cached", "tokens out", "cost", "per success", "unknown")
     shown = table(*groups, *names, right=names)
@@ -62,14 +62,12 @@ def show(
     console().print(shown)
     least = "at least " if total.unknown_costs else ""
     if total.unknown_costs:
-        console().print(
+        say(
             f"The cost of {total.unknown_costs:,} of {total.calls:,} calls is not known: the price or the usage is "
-            "missing. Sums leave them out.",
-            markup=False,
-            soft_wrap=True,
+            "missing. Sums leave them out."
         )
     if month is not None:
-        console().print(f"A month at this rate: {least}{dollars(month)}.", markup=False, soft_wrap=True)
+        say(f"A month at this rate: {least}{dollars(month)}.")
 
 
 @cost.command("estimate")
@@ -112,11 +110,7 @@ def estimate(
     unknown = [one.model for one in found if one.cost is None]
     if unknown:
         where = "" if base_url else " at an address that --base-url names, or"
-        console().print(
-            f"No price is known for {', '.join(unknown)}; look{where} give one with --price MODEL=USD.",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"No price is known for {', '.join(unknown)}; look{where} give one with --price MODEL=USD.")
 
 
 def prices_of(texts: Sequence[str]) -> dict[str, "Price"]:
@@ -161,7 +155,7 @@ def report(
         )
         return
     if total is None:
-        console().print(f"{file} holds no calls{_span(days)}.", markup=False, soft_wrap=True)
+        say(f"{file} holds no calls{_span(days)}.")
         return
     names = ("calls", "ok", "ok but time-outs", "p50 ms", "p95 ms", "tokens in", "tokens out", "cost", "unknown")
     shown = table("model", *names, right=names, title=f"The last {days} day{'' if days == 1 else 's'}")

@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, print_json, table
+from relive.cli.output import console, print_json, say, table
 from relive.errors import ReliveError
 
 
@@ -33,7 +33,7 @@ def doctor(
         console().print(rows)
         for check in checks:
             if not check.ok and check.next:
-                console().print(f"{check.name}: {check.next}", markup=False, soft_wrap=True)
+                say(f"{check.name}: {check.next}")
     failed = [check.name for check in checks if not check.ok]
     if failed:
         raise ReliveError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}.")

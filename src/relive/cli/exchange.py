@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, print_json, short
+from relive.cli.output import console, print_json, say, short
 from relive.cli.progress import progress_bar
 from relive.errors import ReliveError
 from relive.experience import Outcome
@@ -125,20 +125,16 @@ def export_experiences(
                     count = _LINES[kind](storage, out, query, progress=progress)
     note_copy(file, "export", Path(to), count)
     what = f"{kind} row" if kind in ("chat", "preference") else "experience"
-    console().print(f"Exported {count:,} {what}{_s(count)} to {to}.", markup=False, soft_wrap=True)
+    say(f"Exported {count:,} {what}{_s(count)} to {to}.")
 
 
 def _tell(report: ImportReport, file: Path) -> None:
     out = console()
     if report.format == "none":
-        out.print(f"{report.source} holds no records.", markup=False, soft_wrap=True)
+        say(f"{report.source} holds no records.")
         return
     known = f" ({report.known:,} there already)" if report.known else ""
-    out.print(
-        f"Imported {report.imported:,} experience{_s(report.imported)} into {file}{known}; read as {report.format}.",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(f"Imported {report.imported:,} experience{_s(report.imported)} into {file}{known}; read as {report.format}.")
     for what, count in sorted(report.ignored.items()):
         out.print(short(f"Left out {count:,} times: {what}", 200), soft_wrap=True)
     for line, reason in report.problems[:SHOWN]:

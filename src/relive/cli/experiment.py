@@ -8,9 +8,10 @@ import typer
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
 from relive.cli.groups import WithDefault
 from relive.cli.lessons import Tenant, open_book
-from relive.cli.output import console, print_json, short, table
+from relive.cli.output import console, print_json, say, short, table
 from relive.playbook.experiment import ExperimentError, Result, read_variants
 from relive.playbook.lesson import DEFAULT_TENANT
+from relive.server.words import share
 
 experiment = typer.Typer(
     cls=WithDefault, help="Compare variants of an agent: its instructions, its model, its memory on or off."
@@ -45,11 +46,11 @@ def show(file: StoreFile = DEFAULT_FILE, tenant: Tenant = DEFAULT_TENANT, json: 
             short(", ".join(differs) or "as it is", 60),
             f"{count:,}",
             f"{good:,}",
-            f"{good / count:.1%}" if count else "–",
+            share(good / count if count else None),
             f"{newest.experiment.proportions[place]:.0%}",
         )
     console().print(rows)
-    console().print(_sentence(newest), markup=False, soft_wrap=True)
+    say(_sentence(newest))
 
 
 @experiment.command("start")
@@ -66,9 +67,7 @@ def start(
     found = read_variants(variants)
     with open_book(file, tenant) as book:
         made = book.experiments.start(found, agent=agent, delta=delta)
-    console().print(
-        f"Experiment {made.number} compares {', '.join(one.name for one in found)}.", markup=False, soft_wrap=True
-    )
+    say(f"Experiment {made.number} compares {', '.join(one.name for one in found)}.")
 
 
 @experiment.command("stop")
@@ -76,7 +75,7 @@ def stop(file: StoreFile = DEFAULT_FILE, tenant: Tenant = DEFAULT_TENANT) -> Non
     """End the experiment; calls are as they were before it."""
     with open_book(file, tenant) as book:
         ended = book.experiments.stop()
-    console().print(f"Experiment {ended.number} is stopped.", markup=False)
+    say(f"Experiment {ended.number} is stopped.")
 
 
 def _sentence(result: Result) -> str:

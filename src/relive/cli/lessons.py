@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, print_json, short, table
+from relive.cli.output import console, print_json, say, short, table
 from relive.errors import ReliveError
 from relive.experience import new_episode_id
 from relive.playbook.book import Playbook
 from relive.playbook.injection import Injection, lesson_line
 from relive.playbook.lesson import DEFAULT_TENANT, STATUSES, Lesson, Status
 from relive.playbook.recall import estimate_tokens
-from relive.server.words import number, points
+from relive.server.words import UNKNOWN, number, points
 from relive.storage import SqliteStorage
 from relive.storage.connection import check_path
 
@@ -112,7 +112,7 @@ def add_lesson(
     """Write a lesson by hand, as a candidate; `approve` puts it into use."""
     with open_book(file, tenant) as book:
         applied = book.add(do, when=when, when_not=when_not, why=why, agent=agent)
-    _say(f"Lesson {applied.lesson}: {applied.what}." + (f" In quarantine: {applied.reason}" if applied.reason else ""))
+    say(f"Lesson {applied.lesson}: {applied.what}." + (f" In quarantine: {applied.reason}" if applied.reason else ""))
 
 
 @lessons.command("approve")
@@ -120,7 +120,7 @@ def approve_lesson(lesson_id: LessonId, file: StoreFile = DEFAULT_FILE, tenant: 
     """Put a lesson into use, whatever its status."""
     with open_book(file, tenant) as book:
         book.approve(lesson_id)
-    _say(f"Lesson {lesson_id} is in use.")
+    say(f"Lesson {lesson_id} is in use.")
 
 
 @lessons.command("retire")
@@ -133,7 +133,7 @@ def retire_lesson(
     """Take a lesson out of use; it stays in the book, so that it is not learnt again."""
     with open_book(file, tenant) as book:
         book.retire(lesson_id, reason)
-    _say(f"Lesson {lesson_id} is retired.")
+    say(f"Lesson {lesson_id} is retired.")
 
 
 @lessons.command("rollback")
@@ -161,7 +161,7 @@ def roll_back(
     if json:
         print_json(done)
         return
-    _say(
+    say(
         f"Nothing is learnt any more from {len(done.experiences):,} experiences; {len(done.retired):,} lessons are "
         f"retired, {len(done.candidates):,} are candidates again, {len(done.weakened):,} others lost support."
     )
@@ -175,7 +175,7 @@ def follow(file: StoreFile = DEFAULT_FILE, tenant: Tenant = DEFAULT_TENANT, json
     if json:
         print_json(done)
         return
-    _say(
+    say(
         f"Looked at {done.experiences:,} experiences: {done.exposures:,} new eligible episodes, {done.settled:,} "
         f"outcomes. Proved: {_ids(done.proved)}. Retired: {_ids(done.retired)}."
     )
@@ -196,7 +196,7 @@ def export_lessons(
         sys.stdout.write(text)
         return
     to.write_text(text, encoding="utf-8")
-    _say(f"Wrote {len(records):,} lessons to {to}.")
+    say(f"Wrote {len(records):,} lessons to {to}.")
 
 
 @lessons.command("import")
@@ -216,7 +216,7 @@ def import_lessons(
     with open_book(file, tenant) as book:
         applied = book.take_in(records, source=source.name)
     count = {what: sum(one.what == what for one in applied) for what in ("added", "merged", "known")}
-    _say(f"Added {count['added']:,}, merged {count['merged']:,}, known already {count['known']:,}.")
+    say(f"Added {count['added']:,}, merged {count['merged']:,}, known already {count['known']:,}.")
 
 
 def inject(
@@ -246,12 +246,12 @@ def inject(
     if json:
         print_json({**plan.facts.get("injected", {}), "block": plan.block, "dry_run": dry_run})
         return
-    _say(plan.block or "Nothing: no lesson is in use that is near enough, and no success is alike enough.")
+    say(plan.block or "Nothing: no lesson is in use that is near enough, and no success is alike enough.")
     for found in plan.shown:
-        _say(f"lesson {found.lesson.id}: distance {found.distance:.2f}, {found.lesson.calls:,} calls")
+        say(f"lesson {found.lesson.id}: distance {found.distance:.2f}, {found.lesson.calls:,} calls")
     for one, distance in plan.experiences:
-        _say(f"experience {one.id}: distance {distance:.2f}")
-    _say(f"{plan.tokens} of {token_budget} tokens, estimated.")
+        say(f"experience {one.id}: distance {distance:.2f}")
+    say(f"{plan.tokens} of {token_budget} tokens, estimated.")
 
 
 class open_book:  # noqa: N801 - reads as a function
@@ -278,13 +278,9 @@ def _status(text: str | None) -> Status | None:
 
 def _span(lesson: Lesson) -> str:
     if not lesson.calls:
-        return "–"
+        return UNKNOWN
     return f"{number(100 * lesson.uplift.low, 1)} to {number(100 * lesson.uplift.high, 1)}"
 
 
 def _ids(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers)) or "none"
-
-
-def _say(sentence: str) -> None:
-    console().print(sentence, markup=False, soft_wrap=True)

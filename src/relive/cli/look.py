@@ -10,7 +10,7 @@ from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
 from relive.cli.output import console, print_json, short, table
 from relive.errors import ReliveError
 from relive.experience import Outcome
-from relive.server.words import dollars, gist, number
+from relive.server.words import count, dollars, gist, number
 from relive.storage import Stored
 
 experiences = typer.Typer(help="Look at single experiences.", no_args_is_help=True)
@@ -31,7 +31,7 @@ def stats(file: StoreFile = DEFAULT_FILE, json: Json = False) -> None:
         elif isinstance(value, float):
             text = number(value, 4)
         else:
-            text = "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+            text = count(value) if value is None or isinstance(value, int) else str(value)
         rows.add_row(name.replace("_", " "), text)
     console().print(rows)
 

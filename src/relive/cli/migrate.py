@@ -8,7 +8,7 @@ import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
 from relive.cli.exchange import import_experiences
-from relive.cli.output import console
+from relive.cli.output import console, say
 
 if TYPE_CHECKING:
     from relive.server.migrate import Draft
@@ -58,7 +58,7 @@ def _write(draft: "Draft", source: Path, to: Path, *, force: bool) -> None:
     to.write_text(text, encoding="utf-8")
     out = console()
     count = len(draft.models)
-    out.print(f"Wrote {to}: {count} model{'' if count == 1 else 's'}.", markup=False, soft_wrap=True)
+    say(f"Wrote {to}: {count} model{'' if count == 1 else 's'}.")
     for sentence in draft.notes:
-        out.print(f"- {sentence}", markup=False, soft_wrap=True)
+        say(f"- {sentence}")
     out.print("Next: relive serve --check", soft_wrap=True)

@@ -22,6 +22,11 @@ def console() -> Console:
     return _Console(file=sys.stdout, highlight=False)
 
 
+def say(sentence: str) -> None:
+    """Prints a sentence, never read as markup; a pipe gets it as one line."""
+    console().print(sentence, markup=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Prints one line of JSON that any strict parser reads: NaN and infinities become null."""
     sys.stdout.write(msgspec.json.encode(_finite(msgspec.to_builtins(value, enc_hook=str))).decode() + "\n")

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, print_json, short, table
+from relive.cli.output import console, print_json, say, short, table
 from relive.cli.progress import progress_bar
 from relive.errors import ReliveError
+from relive.server.words import UNKNOWN
 from relive.storage import SqliteStorage
 from relive.storage import forget as forgetting
 from relive.storage.connection import check_path
@@ -41,18 +42,18 @@ def forget(
         print_json(report)
         return
     what = f"{_count(report.experiences, 'experience')} of {_count(report.episodes, 'episode')}"
-    _say(
+    say(
         f"Forgot {what} and {_count(report.feedback, 'piece')} of feedback; {file} has "
         f"{report.bytes_after / 1e6:,.1f} MB now, {report.bytes_before / 1e6:,.1f} MB before."
     )
     for copy in report.copies:
-        _say(f"The {copy.kind} of {copy.at:%Y-%m-%d %H:%M} UTC may still hold it: {copy.path}")
+        say(f"The {copy.kind} of {copy.at:%Y-%m-%d %H:%M} UTC may still hold it: {copy.path}")
     for other in report.beside:
-        _say(f"Not looked through: {other}")
+        say(f"Not looked through: {other}")
     if report.named_in_audit:
         entries = _count(report.named_in_audit, "entry", "entries")
-        _say(f"It stays as a file's path in {entries} of the audit (`relive audit {file}`).")
-    _say("Copies that were made in another way are not known here, nor is what the disk keeps of overwritten blocks.")
+        say(f"It stays as a file's path in {entries} of the audit (`relive audit {file}`).")
+    say("Copies that were made in another way are not known here, nor is what the disk keeps of overwritten blocks.")
 
 
 def audit(
@@ -88,7 +89,7 @@ def _count(number: int, one: str, many: str | None = None) -> str:
 
 
 def _value(value: Any) -> Any:
-    return "–" if value is None else short(value, 60)
+    return UNKNOWN if value is None else short(value, 60)
 
 
 def _confirm(question: str) -> None:
@@ -99,7 +100,3 @@ def _confirm(question: str) -> None:
         raise ReliveError("Nothing was forgotten; give --yes where nobody can answer.") from None
     if not agreed:
         raise ReliveError("Nothing was forgotten.")
-
-
-def _say(sentence: str) -> None:
-    console().print(sentence, markup=False, soft_wrap=True)

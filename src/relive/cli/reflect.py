@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, print_json, short, table
+from relive.cli.output import console, print_json, say, short, table
 from relive.playbook.book import Playbook
 from relive.playbook.changes import Applied
 from relive.playbook.lesson import DEFAULT_TENANT
 from relive.reflect.contrast import Contrast, Settings, contrast, episodes_of
 from relive.reflect.contrast import reflect as by_contrast
-from relive.server.words import dollars
+from relive.server.words import dollars, number
 from relive.storage import SqliteStorage
 from relive.storage.connection import check_path
 
@@ -123,7 +123,7 @@ def _by_contrast(
     if json:
         print_json({"contrast": found, "lessons": applied})
     elif found.reason:
-        console().print(found.reason, markup=False)
+        say(found.reason)
     else:
         _tell_contrast(found, applied, file)
 
@@ -141,12 +141,12 @@ def _tell_contrast(found: Contrast, applied: list[Applied], file: Path) -> None:
             f"{one.good_with}/{one.with_it}",
             f"{one.good - one.good_with}/{one.count - one.with_it}",
             f"{one.lift:.2f}",
-            "–" if one.held_out_lift is None else f"{one.held_out_lift:.2f}",
+            number(one.held_out_lift),
             f"{one.q:.2g}",
         )
     console().print(rows)
     added = sum(one.what == "added" for one in applied)
-    _say(
+    say(
         f"{found.tested:,} features of {found.episodes:,} episodes ({found.successes:,} successes) were tested; "
         f"{added:,} new lessons wait for approval or support (`relive lessons list {file}`)."
     )
@@ -154,17 +154,17 @@ def _tell_contrast(found: Contrast, applied: list[Applied], file: Path) -> None:
 
 def _tell(done: "Reflection", file: Path, dry_run: bool) -> None:
     for sentence in done.problems:
-        _say(sentence)
+        say(sentence)
     if done.reason:
-        _say(done.reason)
+        say(done.reason)
     if dry_run:
-        _say(f"{done.experiences:,} experiences with a known outcome would make {done.requests:,} requests.")
+        say(f"{done.experiences:,} experiences with a known outcome would make {done.requests:,} requests.")
         return
     if not done.tries:
         return
     count = {what: sum(one.what == what for one in done.applied) for what in ("added", "merged", "changed", "refused")}
     quarantined = sum(one.what == "added" and bool(one.reason) for one in done.applied)
-    _say(
+    say(
         f"Looked at {done.trajectories:,} episodes: {count['added']:,} new lessons ({quarantined:,} of them in "
         f"quarantine), {count['merged']:,} more support for known ones, {count['changed']:,} changes, "
         f"{count['refused']:,} refused. What is new waits for approval or support (`relive lessons list {file}`)."
@@ -175,7 +175,7 @@ def _tell(done: "Reflection", file: Path, dry_run: bool) -> None:
 def _tell_spent(done: "Reflection") -> None:
     assumed = f" ({done.assumed:,} of them assumed, since no server counted them)" if done.assumed else ""
     cost = "at a price that is not known" if done.cost is None else f"for {dollars(done.cost)}"
-    _say(f"{len(done.tries):,} calls used {done.tokens:,} tokens{assumed} {cost}.")
+    say(f"{len(done.tries):,} calls used {done.tokens:,} tokens{assumed} {cost}.")
 
 
 def _live_check(
@@ -193,7 +193,7 @@ def _live_check(
             rows.add_row("pass" if one.passed else "FAIL", one.plant, short(wrote, 300))
         console().print(rows)
         if spent.reason:
-            _say(spent.reason)
+            say(spent.reason)
         _tell_spent(spent)
     if not all(one.passed for one in verdicts):
         raise typer.Exit(1)
@@ -227,7 +227,3 @@ def _nano(usd: str | None) -> int | None:
     if not nano.is_finite() or nano < 0:
         raise typer.BadParameter(f"{usd!r} is no amount in USD.", param_hint="--max-cost")
     return int(nano)
-
-
-def _say(sentence: str) -> None:
-    console().print(sentence, markup=False, soft_wrap=True)

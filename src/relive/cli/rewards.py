@@ -1,14 +1,16 @@
 """`relive rewards check`: whether the rewards in a store are fit to learn from."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json, StoreFile
-from relive.cli.output import console, print_json, table
-from relive.rewards.check import RewardReport, check
-from relive.server.words import number
+from relive.cli.output import console, print_json, say, table
+from relive.server.words import number, share
 from relive.storage import SqliteStorage, Stored
+
+if TYPE_CHECKING:
+    from relive.rewards import RewardReport
 
 rewards = typer.Typer(help="Look at rewards.", no_args_is_help=True)
 
@@ -32,6 +34,8 @@ def check_rewards(
 
     It does not say whether a reward is right.
     """
+    from relive.rewards import check  # here: other commands start faster without it
+
     with SqliteStorage(file, readonly=True) as store:
         stored = _newest(store, agent, tag, limit)
         judges = _judges(store, stored)
@@ -66,14 +70,14 @@ def _judge(source: str, key: str) -> str:
     return source if key in ("reward", source.removeprefix("relive:")) else f"{source} ({key})"
 
 
-def _tell(found: RewardReport) -> None:
+def _tell(found: "RewardReport") -> None:
     out = console()
     rows = table("", "", right=("",))
     facts: list[tuple[str, str]] = [
         ("experiences", f"{found.transitions:,}"),
-        ("without a reward", _share(found.unscored)),
+        ("without a reward", share(found.unscored, 0)),
         ("groups with several rewards", f"{found.groups:,}"),
-        ("groups whose rewards are all equal", _share(found.flat_groups)),
+        ("groups whose rewards are all equal", share(found.flat_groups, 0)),
         ("correlation with length", number(found.length_correlation)),
         ("the same within groups", number(found.length_correlation_within_groups)),
     ]
@@ -83,14 +87,10 @@ def _tell(found: RewardReport) -> None:
     if found.judges:
         pairs = table("judge", "and", "both scored", "mean difference", "opposite order")
         for pair in found.judges:
-            cells: list[Any] = [f"{pair.both:,}", number(pair.mean_difference), _share(pair.reversed_pairs)]
+            cells: list[Any] = [f"{pair.both:,}", number(pair.mean_difference), share(pair.reversed_pairs, 0)]
             pairs.add_row(pair.first, pair.second, *cells)
         out.print(pairs)
     for sentence in found.warnings:
-        out.print(sentence, markup=False, soft_wrap=True)
+        say(sentence)
     if found.transitions and not found.warnings:
         out.print("Nothing of this kind is wrong with them.", soft_wrap=True)
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"

@@ -9,6 +9,7 @@ import typer
 
 from relive.cli.arguments import DEFAULT_FILE, Json
 from relive.cli.output import console, print_json, short, table
+from relive.server.words import UNKNOWN
 
 if TYPE_CHECKING:
     from relive.server.build import Parts
@@ -147,7 +148,7 @@ def list_keys(store: Store = DEFAULT_FILE, json: Json = False) -> None:
     rows = table("id", "name", "key", "may", "agent", "state", right=("id",))
     for key in found:
         state = "works" if key.works(time.time()) else "revoked" if key.revoked is not None else "expired"
-        rows.add_row(str(key.id), short(key.name, 40), key.shown, ", ".join(key.scopes), key.agent or "–", state)
+        rows.add_row(str(key.id), short(key.name, 40), key.shown, ", ".join(key.scopes), key.agent or UNKNOWN, state)
     console().print(rows)
 
 

@@ -12,6 +12,7 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 def openapi() -> dict[str, Any]:
     """The description."""
     integers, numbers = {"type": "array", "items": _INTEGER}, {"type": "array", "items": _NUMBER}
+    of_ids = {"type": "object", "required": ["ids"], "properties": {"ids": integers}}
     transition = {
         "type": "object",
         "required": ["state", "action"],
@@ -86,7 +87,7 @@ def openapi() -> dict[str, Any]:
                 "post": _operation(
                     "get",
                     "Experiences by id; null where there is none.",
-                    body={"type": "object", "required": ["ids"], "properties": {"ids": integers}},
+                    body=of_ids,
                 )
             },
             "/api/query": {
@@ -141,7 +142,7 @@ def openapi() -> dict[str, Any]:
                 "post": _operation(
                     "remove",
                     "Take experiences out.",
-                    body={"type": "object", "required": ["ids"], "properties": {"ids": integers}},
+                    body=of_ids,
                 )
             },
             "/api/forget": {

@@ -23,9 +23,9 @@ def dollars(nano_usd: float | None) -> str:
     return UNKNOWN if nano_usd is None else f"${nano_usd / 1e9:,.6f}".rstrip("0").rstrip(".")
 
 
-def share(value: float | None) -> str:
+def share(value: float | None, digits: int = 1) -> str:
     """A share of the whole, in percent."""
-    return UNKNOWN if value is None else f"{value:.1%}"
+    return UNKNOWN if value is None else f"{value:.{digits}%}"
 
 
 def points(value: float | None) -> str:

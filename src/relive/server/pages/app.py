@@ -1,7 +1,7 @@
 """The pages as an ASGI application. Looking changes nothing: what changes a lesson is a POST from the page itself."""
 
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Any, get_args
 from urllib.parse import parse_qs, urlencode
@@ -21,7 +21,7 @@ from relive.gateway.refusals import RefusalError
 from relive.playbook import shelf
 from relive.playbook.book import Playbook
 from relive.playbook.exposures import injected_of, recalled_in
-from relive.playbook.lesson import DEFAULT_TENANT, STATUSES, InvalidLessonError
+from relive.playbook.lesson import DEFAULT_TENANT, STATUSES, InvalidLessonError, Lesson
 from relive.server.origin import from_own_page
 from relive.server.pages.conversation import conversation
 from relive.server.pages.entrance import Entrance
@@ -145,16 +145,12 @@ class Pages:
             limit=ROWS + 1,
             newest_first=True,
         )
-        rows, more = found[:ROWS], len(found) > ROWS
-        conditions = {k: v for k, v in query.items() if k != "before" and v}
-        older = urlencode({**conditions, "before": rows[-1].id}) if more else None
         return self._page(
             request,
             "experiences",
-            rows=[_outline(stored) for stored in rows],
-            given=conditions,
-            older=older,
+            rows=[_outline(stored) for stored in found[:ROWS]],
             outcomes=get_args(Outcome),
+            **_asked(request, found),
         )
 
     def experience(self, request: Request) -> Response:
@@ -197,16 +193,13 @@ class Pages:
             limit=ROWS + 1,
             newest_first=True,
         )
-        rows, more = found[:ROWS], len(found) > ROWS
-        conditions = {k: v for k, v in query.items() if k != "before" and v}
         return self._page(
             request,
             "lessons",
-            rows=rows,
+            rows=found[:ROWS],
             counts=book.counts(),
-            given=conditions,
             helps=help_of(book),
-            older=urlencode({**conditions, "before": rows[-1].id}) if more else None,
+            **_asked(request, found),
         )
 
     def lesson(self, request: Request) -> Response:
@@ -410,6 +403,13 @@ def _outline(stored: Stored) -> dict[str, Any]:
         return {"id": stored.id, "one": stored.transition, "damaged": False}
     except ReliveError:
         return {"id": stored.id, "one": stored.outline(), "damaged": True}
+
+
+def _asked(request: Request, found: Sequence[Stored | Lesson]) -> dict[str, Any]:
+    """The conditions of a list, and the query of its next page if more was found than one page holds."""
+    given = {name: value for name, value in request.query_params.items() if name != "before" and value}
+    older = urlencode({**given, "before": found[ROWS - 1].id}) if len(found) > ROWS else None
+    return {"given": given, "older": older}
 
 
 def _id(request: Request) -> int:

@@ -99,21 +99,21 @@ def _pieces(payload: dict[str, Any]) -> Iterator[_Long]:
         if name == "system":
             yield from _message({"role": "system", "content": value}, "system")
         else:
-            yield _json(name, value, folded=True)
+            yield _value("data", name, value, folded=True)
     if _is_messages(messages):
         for message in messages:
             yield from _message(message, str(message["role"]))
     else:
-        yield _json("state", state)
+        yield _value("data", "state", state)
     action = payload.get("action")
     if isinstance(action, dict) and ("role" in action or isinstance(action.get("content"), str)):
         yield from _message(action, "answer")
     elif action is not None:
-        yield from _value("assistant", "action", action)
+        yield _value("assistant", "action", action)
     if payload.get("next_state") is not None:
-        yield _json("what it saw next", payload["next_state"], folded=True)
+        yield _value("data", "what it saw next", payload["next_state"], folded=True)
     if payload.get("info"):
-        yield _json("about the call", payload["info"], folded=True)
+        yield _value("data", "about the call", payload["info"], folded=True)
 
 
 def _is_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
@@ -128,7 +128,7 @@ def _message(message: dict[str, Any], title: str) -> Iterator[_Long]:
     title = f"{title} · {name}" if isinstance(name, str) else title
     for key in _TEXTS:
         if message.get(key):
-            yield from _value(who, f"{title} · {key.replace('_', ' ')}", message[key])
+            yield _value(who, f"{title} · {key.replace('_', ' ')}", message[key])
     content = message.get("content")
     for part in content if isinstance(content, list) else [content]:
         yield from _part(who, title, part)
@@ -138,10 +138,10 @@ def _message(message: dict[str, Any], title: str) -> Iterator[_Long]:
         if isinstance(function, dict):
             yield _call(who, function.get("name"), function.get("arguments"))
         else:
-            yield _json("tool call", call)
+            yield _value("data", "tool call", call)
     rest = {key: value for key, value in message.items() if key not in _SHOWN and value}
     if rest:
-        yield _json(f"{title} · more", rest, folded=True)
+        yield _value("data", f"{title} · more", rest, folded=True)
 
 
 def _part(who: str, title: str, part: Any) -> Iterator[_Long]:
@@ -158,23 +158,19 @@ def _part(who: str, title: str, part: Any) -> Iterator[_Long]:
         for one in inner if isinstance(inner, list) else [inner]:
             yield from _part("tool", f"result · {part.get('tool_use_id', '')}", one)
     elif part is not None:
-        yield from _value(who, title, part)
+        yield _value(who, title, part)
 
 
 def _call(who: str, name: Any, arguments: Any) -> _Long:
     """A tool call; arguments that are text stay as the model wrote them."""
-    plain = isinstance(arguments, str) and not isinstance(arguments, Number)
-    return _Long(who, f"calls {name}", arguments if plain else pretty(arguments), code=True)
+    return _Long(who, f"calls {name}", arguments if _is_text(arguments) else pretty(arguments), code=True)
 
 
-def _value(who: str, title: str, value: Any) -> Iterator[_Long]:
-    if isinstance(value, str) and not isinstance(value, Number):
-        yield _Long(who, title, value)
-    else:
-        yield _Long(who, title, pretty(value), code=True)
+def _value(who: str, title: str, value: Any, *, folded: bool = False) -> _Long:
+    if _is_text(value):
+        return _Long(who, title, value, folded=folded)
+    return _Long(who, title, pretty(value), code=True, folded=folded)
 
 
-def _json(title: str, value: Any, *, folded: bool = False) -> _Long:
-    if isinstance(value, str) and not isinstance(value, Number):
-        return _Long("data", title, value, folded=folded)
-    return _Long("data", title, pretty(value), code=True, folded=folded)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, Number)
