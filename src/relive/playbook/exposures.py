@@ -18,13 +18,14 @@ import apsw
 import msgspec
 import numpy as np
 
+from relive.experience import now
 from relive.playbook import shelf, uplift
 from relive.playbook.changes import Author
 from relive.playbook.lesson import Uplift
 from relive.playbook.uplift import Rules
 from relive.storage.connection import fetch
 from relive.storage.playbook_tables import distrusted
-from relive.storage.record import OUTCOME_NUMBERS
+from relive.storage.record import OUTCOME_NUMBERS, microseconds
 from relive.storage.stored import Stored
 from relive.storage.transaction import Transaction
 
@@ -155,8 +156,8 @@ def review(transaction: Transaction, numbers: Sequence[int], rules: Rules) -> tu
     proved: list[int] = []
     retired: list[int] = []
     for number in numbers:
-        lesson = None if number in (BOOK, TRIAL) else shelf.read(connection, [number])[0]
-        if lesson is None:
+        lesson = shelf.read(connection, [number])[0]
+        if lesson is None:  # it is gone, or `BOOK` or `TRIAL`
             continue
         evidence = evidence_of(connection, number, lesson.version)
         interval = uplift.interval(evidence, alpha=rules.alpha)
@@ -231,7 +232,7 @@ def remember(connection: apsw.Connection, name: str, value: Any) -> None:
 
 def _expose(connection: apsw.Connection, stored: Stored, injected: Injected, dirty: set[int]) -> int:
     before = connection.total_changes()
-    at = shelf.microseconds()
+    at = microseconds(now())
     rows: list[tuple[int, int, int, float, float | None]] = [
         (one.lesson, one.version, one.shown, one.propensity, one.distance) for one in injected.lessons
     ]

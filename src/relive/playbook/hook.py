@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
-from relive.playbook.injection import Injection, Plan, instructed, last_user, with_block
+from relive.playbook.injection import Injection, Plan, last_user, with_block
+from relive.playbook.recall import instructed
 
 HEADER = "x-relive-inject"
 """A request's header: ``on``, ``dry-run`` (the record says what the prompt would be given) or anything else for off."""

@@ -25,7 +25,7 @@ from relive.playbook.experiment import Variant
 from relive.playbook.exposures import FACT, Injected, Shown
 from relive.playbook.lesson import Lesson
 from relive.playbook.likeness import likeness
-from relive.playbook.recall import Message, Recall, Recalled, action_text, as_data, estimate_tokens
+from relive.playbook.recall import Message, Recall, Recalled, action_text, as_data, estimate_tokens, instructed
 from relive.playbook.retrieval import Found
 from relive.playbook.uplift import assigned
 from relive.storage.text import NOTES_BEGIN, NOTES_END, state_text, tokens, without_notes
@@ -193,18 +193,16 @@ class Injection:
         }
         chosen: list[Found] = []
         for one in sorted(near, key=lambda found: (-value[found.lesson.id], found.rank)):
-            if any(self._gives_way(one.lesson, other.lesson, episode) for other in chosen):
+            rivals = [other for other in chosen if likeness(one.lesson.text, other.lesson.text) == "rival"]
+            if any(self._gives_way(one.lesson, other.lesson, episode) for other in rivals):
                 continue
-            beaten = [other for other in chosen if likeness(one.lesson.text, other.lesson.text) == "rival"]
-            kept = [other for other in chosen if other not in beaten]
+            kept = [other for other in chosen if other not in rivals]
             if len(kept) < self.lessons and self._size([*kept, one], ()) <= self.token_budget:
                 chosen = [*kept, one]
         return chosen
 
     def _gives_way(self, lesson: Lesson, chosen: Lesson, episode: str) -> bool:
         """Whether of two rivals the one chosen already is shown: the proved one; else either, episode by episode."""
-        if likeness(lesson.text, chosen.text) != "rival":
-            return False
         if lesson.proved != chosen.proved:
             return chosen.proved
         if lesson.proved:
@@ -252,12 +250,6 @@ def last_user(messages: Sequence[Message]) -> int | None:
     """Position of the last message in which the user says something; ``None``: there is none."""
     places = range(len(messages) - 1, -1, -1)
     return next((at for at in places if messages[at].get("role") == "user" and not _holds_results(messages[at])), None)
-
-
-def instructed(messages: Sequence[Message]) -> int:
-    """How many messages at the beginning are instructions."""
-    roles = (message.get("role") for message in messages)
-    return next((at for at, role in enumerate(roles) if role not in ("system", "developer")), len(messages))
 
 
 def with_block(content: Any, block: str) -> Any:

@@ -183,7 +183,7 @@ class Recall:
         """
         show = show or action_text
         found = self.find(list(messages), show=show)
-        start = next((i for i, m in enumerate(messages) if m.get("role") not in {"system", "developer"}), len(messages))
+        start = instructed(messages)
         turns: list[Message] = []
         for one in found:
             turns.append({"role": "user", "content": as_data(asked_text(one.transition.state))})
@@ -263,6 +263,12 @@ def is_chat(value: Any) -> TypeGuard[list[Message]]:
     )
 
 
+def instructed(messages: Sequence[Message]) -> int:
+    """How many messages at the beginning are instructions."""
+    roles = (message.get("role") for message in messages)
+    return next((at for at, role in enumerate(roles) if role not in ("system", "developer")), len(messages))
+
+
 def asked_text(state: Any) -> str:
     """What a state asks, as a user's words: of a chat what `state_text` gives, a string as it is, else JSON."""
     chat = is_chat(state.get("messages") if isinstance(state, dict) else state)
@@ -279,7 +285,7 @@ def estimate_tokens(text: str) -> int:
 
     A tokenizer is rarely at hand for a model behind an API; the provider's own count is in the experience's usage.
     """
-    plain = sum(character < "\x80" for character in text)
+    plain = len(text.encode("ascii", "ignore"))
     return plain // 4 + (len(text) - plain) + 5
 
 

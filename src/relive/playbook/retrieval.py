@@ -69,11 +69,12 @@ def search(
         near: Lessons that are near by their vectors, the nearest first, with their cosine; see `vectors`.
     """
     near, wanted = near or {}, WIDER * limit
-    counts = _rarity(connection, tokens(text))
+    asked = tokens(text)
+    counts = _rarity(connection, asked)
     by_words = _by_words(connection, counts, tenant, agent, status, wanted)
     always: list[int] = _general(connection, tenant, agent, status, wanted) if general else []
     order = fuse([by_words, list(near), always])
-    words = frozenset(tokens(text))
+    words = frozenset(asked)
     found: list[Found] = []
     whole = int(connection.execute("SELECT coalesce(max(id), 0) FROM lesson").get)
     for number in order:

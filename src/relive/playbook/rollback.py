@@ -17,6 +17,7 @@ from datetime import datetime
 import apsw
 import msgspec
 
+from relive.experience import now
 from relive.playbook import exposures, shelf
 from relive.playbook.changes import Author
 from relive.playbook.exposures import EXPERIENCE, LESSON
@@ -83,10 +84,10 @@ def roll_back(transaction: Transaction, origins: Origins, author: Author, rules:
     """Takes back what came from the origins; see the module. Doing it again changes nothing more."""
     connection = transaction.connection
     reached, lessons = spread(connection, origins)
-    now, ids = shelf.microseconds(), sorted(reached)
+    at, ids = microseconds(now()), sorted(reached)
     what = _named(origins)
     connection.executemany(
-        "INSERT OR IGNORE INTO distrusted VALUES (?, ?, ?)", [(n, now, f"Rolled back with {what}.") for n in ids]
+        "INSERT OR IGNORE INTO distrusted VALUES (?, ?, ?)", [(n, at, f"Rolled back with {what}.") for n in ids]
     )
     exposed = _of(connection, "SELECT lesson_id FROM exposure WHERE experience_id = ?", reached)
     for table in ("lesson_source", "exposure"):

@@ -1,16 +1,17 @@
 """Lessons as rows: reading them, writing them, and the history of each, inside whatever transaction is given."""
 
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import apsw
 import msgspec
 
+from relive.experience import now
 from relive.playbook.lesson import STATUSES, Add, InvalidLessonError, Lesson, LessonText, Source, Status, Uplift
 from relive.playbook.likeness import identity
 from relive.storage.connection import fetch
+from relive.storage.record import microseconds, moment
 from relive.storage.text import tokens
 
 _SELECT = """SELECT l.id, l.version, l.text, l.status, l.reason, l.agent, l.tenant, l.origin, l.support, l.opposed,
@@ -50,16 +51,6 @@ class Scope(NamedTuple):
 
     tenant: str
     agent: str
-
-
-def microseconds() -> int:
-    """The present time, in microseconds since 1970 UTC."""
-    return time.time_ns() // 1000
-
-
-def moment(count: int) -> datetime:
-    """A time from microseconds since 1970 UTC."""
-    return datetime.fromtimestamp(count // 1_000_000, UTC).replace(microsecond=count % 1_000_000)
 
 
 def read(connection: apsw.Connection, numbers: Sequence[int]) -> list[Lesson | None]:
@@ -170,12 +161,12 @@ def same(connection: apsw.Connection, scope: Scope, text: LessonText) -> int | N
 
 def insert(connection: apsw.Connection, tenant: str, add: Add, status: Status, reason: str, who: str) -> int:
     """Writes a new lesson and returns its id; the caller has looked whether it is there already."""
-    now, text = microseconds(), _json(add.text)
+    at, text = microseconds(now()), _json(add.text)
     connection.execute(
         """INSERT INTO lesson(tenant, agent, identity, status, version, text, origin, reason, support, opposed, uses,
         proved, calls, effect, low, high, error, created_at, updated_at)
         VALUES (?, ?, ?, ?, 1, ?, ?, ?, 0, 0, 0, 0, 0, 0.0, -1.0, 1.0, 1.0, ?, ?)""",
-        (tenant, add.agent or "", identity(add.text), STATUSES.index(status), text, add.origin, reason, now, now),
+        (tenant, add.agent or "", identity(add.text), STATUSES.index(status), text, add.origin, reason, at, at),
     )
     number = connection.last_insert_rowid()
     index(connection, number, add.text)
@@ -211,12 +202,12 @@ def set_status(connection: apsw.Connection, number: int, status: Status, change:
 
 def note(connection: apsw.Connection, number: int, change: str, who: str, reason: str = "") -> None:
     """Adds to a lesson's history what was done, with its text and status as they are now."""
-    now = microseconds()
-    connection.execute("UPDATE lesson SET updated_at = ? WHERE id = ?", (now, number))
+    at = microseconds(now())
+    connection.execute("UPDATE lesson SET updated_at = ? WHERE id = ?", (at, number))
     connection.execute(
         """INSERT INTO lesson_version(lesson_id, version, status, change, who, at, text, reason)
         SELECT id, version, status, ?, ?, ?, text, ? FROM lesson WHERE id = ?""",
-        (change, who, now, reason, number),
+        (change, who, at, reason, number),
     )
 
 
@@ -232,7 +223,7 @@ def support(connection: apsw.Connection, number: int, given: Sequence[Source], *
 
     One that was only an origin becomes support, or speaks against it, when it is named as that.
     """
-    now, before = microseconds(), connection.total_changes()
+    at, before = microseconds(now()), connection.total_changes()
     connection.executemany(
         f"""INSERT INTO lesson_source(lesson_id, ref, who, experience_id, episode_id, weight, at)
         VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT(lesson_id, ref) DO UPDATE SET weight = excluded.weight
@@ -245,7 +236,7 @@ def support(connection: apsw.Connection, number: int, given: Sequence[Source], *
                 s.experience_id,
                 s.episode_id,
                 _AGAINST if not up else _FOR if s.counts else _ORIGIN,
-                now,
+                at,
             )
             for s in given
         ],
