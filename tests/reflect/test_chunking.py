@@ -126,7 +126,7 @@ def test_a_shortened_text_fits(text: str, limit: int) -> None:
 
 
 def trajectory(number: int, messages: list[dict[str, Any]], **fields: Any) -> Trajectory:
-    facts: dict[str, Any] = {"agent": "support", "outcome": "success", "reward": None, "group": None, **fields}
+    facts: dict[str, Any] = {"agent": "support", "outcome": "success", "group": None, **fields}
     return Trajectory(experience=number, experiences=(number,), messages=tuple(messages), **facts)
 
 

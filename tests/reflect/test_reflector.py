@@ -16,10 +16,11 @@ from relive.llm import LocalServer, PriceTable, Upstream
 from relive.playbook.book import Playbook
 from relive.playbook.trust import Trust
 from relive.reflect.asking import Try
+from relive.reflect.finished import TAG
 from relive.reflect.live_check import PLANTS, live_check
 from relive.reflect.reflector import Reflector
 from relive.reflect.spending import Spending, UnknownPriceError
-from relive.reflect.trajectory import TAG, chosen, priorities, trajectories
+from relive.reflect.trajectory import chosen, priorities, trajectories
 from relive.storage import SqliteStorage
 
 if not app.registered_commands:

@@ -27,7 +27,12 @@ def reflect(
     file: StoreFile = DEFAULT_FILE,
     agent: Annotated[str | None, typer.Option(help="Only this agent's experiences.")] = None,
     false_discoveries: Annotated[
-        float, typer.Option(min=0.001, max=0.5, help="Share of what is found that may be false; without a model.")
+        float,
+        typer.Option(
+            min=0.001,
+            max=0.5,
+            help="Share that may be false of what is found for one agent and kind of feature; without a model.",
+        ),
     ] = 0.1,
     model: Annotated[str | None, typer.Option(help="A model that reflects; without: no model is asked.")] = None,
     upstream: Annotated[str | None, typer.Option(help="Base address of the API that the model is called at.")] = None,

@@ -2,7 +2,7 @@
 
 A lesson says when it applies, when not, what to do and why (ReasoningBank's form). It is data: nothing in it is ever
 run, and it reaches a prompt only inside a marked block. Changes are typed deltas (ACE, arXiv 2510.04618) that code
-applies; a model may propose some of them (`PROPOSABLE`), but it never rewrites the book, and it cannot approve.
+applies; a model may propose some of them (`Proposal`), but it never rewrites the book, and it cannot approve.
 """
 
 import unicodedata
@@ -231,7 +231,6 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True, tag_field="change", 
 
 
 Proposal: TypeAlias = Add | Edit | Merge | Vote | Retire
-PROPOSABLE: tuple[type, ...] = (Add, Edit, Merge, Vote, Retire)
 """What a model may propose."""
 
 Delta: TypeAlias = Proposal | Approve | Quarantine

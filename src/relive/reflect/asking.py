@@ -3,7 +3,7 @@
 Every reply is one of a few kinds, and each has its own second try: one that was cut at its limit gets twice the room,
 one that cannot be read is shown with what is wrong, an empty one is asked for anew in other words; a refusal is taken
 for one. What cannot be used after two tries is in quarantine: head and tail are kept as text, and no lesson comes of
-it. Each try is recorded as an experience of unknown outcome with its tokens, cost and reply (tag `trajectory.TAG`), and
+it. Each try is recorded as an experience of unknown outcome with its tokens, cost and reply (tag `finished.TAG`), and
 with the experiences that it was shown, so that a rollback finds what came of them.
 """
 
@@ -16,16 +16,16 @@ from relive.errors import ReliveError
 from relive.experience import Transition
 from relive.llm import Attempt, BadRequestError, Completion, Upstream, UpstreamError
 from relive.reflect.chunking import shortened
+from relive.reflect.finished import TAG
 from relive.reflect.replies import Answer, UnreadableReplyError, read, response_format
 from relive.reflect.spending import Reserved, Spending
-from relive.reflect.trajectory import TAG, Message
+from relive.reflect.trajectory import Message
 
 Kind = Literal["answered", "malformed", "truncated", "empty", "refused", "failed"]
 
 TEMPERATURE = 0.3
 _TRIES = 2
 _KEPT = 2_000  # tokens of a reply that is kept
-_FIELDS = 3  # fields of a request that a server may not take
 _AGAIN = (
     "Your reply could not be used: {problem} Reply with the JSON object alone, without any other text: "
     '{{"analysis": "…", "changes": […]}}; an empty list where nothing is to be changed.'
@@ -144,7 +144,7 @@ class Asker:
 
     def _call(self, messages: Sequence[Message], limit: int) -> Completion:
         """One call, within the caps; a server that does not take a field is asked without it from then on."""
-        for left in range(_FIELDS, -1, -1):
+        while True:
             params = {**self._params, self._limit: limit}
             reserved = self._spending.reserve(self.model, messages, params)
             if not self._spending.admits(reserved, self.model.policy.max_attempts):
@@ -156,13 +156,12 @@ class Asker:
                 completion = self.model.chat_sync(messages, **params)
             except UpstreamError as error:
                 self._settle_lost(error.attempts, reserved)
-                if not left or not self._adapt(error):
+                if not self._adapt(error):
                     raise
             else:
                 self._settle_lost(completion.attempts[:-1], reserved)
                 self._spending.settle(reserved, completion.usage, completion.cost)
                 return completion
-        raise AssertionError("unreachable")
 
     def _settle_lost(self, attempts: Sequence[Attempt], reserved: Reserved) -> None:
         """Counts tries that may have been billed: those without an answer. An answer with an error status is free."""
@@ -171,7 +170,7 @@ class Asker:
                 self._spending.settle(reserved, None, None)
 
     def _adapt(self, error: UpstreamError) -> bool:
-        """Leaves out what the server says it does not take; False: it says nothing of the kind."""
+        """Leaves out what the server says it does not take; False: it says nothing of the kind, or all is left out."""
         if not isinstance(error, BadRequestError):
             return False
         words = error.body.decode(errors="replace").lower()

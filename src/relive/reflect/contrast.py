@@ -1,16 +1,16 @@
 """Reflection by contrast: what successes have that failures have not. No model, no key, no randomness.
 
 Each feature of the episodes (`features`) is tested by Fisher's exact test, and the p-values are corrected for many
-tests by Benjamini and Hochberg's false-discovery rate, within each of four families: behaviour (tools, order, course),
-phrases, words of the request, and choices at such words, so that a thousand phrases do not drown forty tools. What is
-found is a *pattern*:
-support, lift, odds ratio with its exact interval.
+tests by Benjamini and Hochberg's false-discovery rate, for each agent within each of four families: behaviour (tools,
+order, course), phrases, words of the request, and choices at such words, so that a thousand phrases do not drown forty
+tools. So the rate holds within each agent's families, not for all that is found together. What is found is a
+*pattern*: support, lift, odds ratio with its exact interval.
 
 A pattern is not a cause: an action may go with failure because it is needed where the task is hard. Two things stand
 against that. Where episodes have tasks (``group_id``), part of the tasks is kept back, and a pattern becomes a lesson
-only if it keeps its direction there; trials of one task are alike, which makes p-values too small, and tasks never seen
-are not impressed by that. And a lesson made of a pattern is a candidate like any other, whose uplift is
-measured before anybody believes it.
+only if it does not turn round there; trials of one task are alike, which makes p-values too small, and tasks never seen
+are not impressed by that. And a lesson made of a pattern is a candidate like any other, whose uplift is measured before
+anybody believes it.
 """
 
 import hashlib
@@ -21,19 +21,18 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from relive.experience import Transition
 from relive.playbook.book import Playbook
 from relive.playbook.changes import Applied
 from relive.playbook.lesson import Add, LessonText, Source
 from relive.reflect.exact import Table, adjusted, odds_interval, p_value
 from relive.reflect.features import Episode, Feature, episode_of
+from relive.reflect.finished import finished_episodes
 from relive.storage import SqliteStorage
 
 ENOUGH = 10
 """Episodes with a known outcome below which nothing is looked for."""
 
 _FAMILY = dict.fromkeys(("tool", "order", "course"), "behaviour")
-_PAGE = 500
 _SOURCES = 50  # episodes that are named as a lesson's sources
 
 
@@ -41,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What counts as a pattern.
 
     Attributes:
-        false_discoveries: The false-discovery rate that is accepted among patterns.
+        false_discoveries: The false-discovery rate that is accepted among the patterns of one agent and family.
         support: Episodes that must have the feature, and that must not.
         tasks: Tasks that these must come from, where episodes have tasks.
         held_back: Share of the tasks that patterns are checked on.
@@ -67,7 +66,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True):
         count: Episodes.
         lift: Success rate of those that have it over the success rate of all.
         p: Two-sided p-value of the exact test.
-        q: The same corrected for all features of its family that were tested.
+        q: The same corrected for all features of its family that were tested of this agent.
         odds: Exact 95 % interval of the odds ratio.
         held_out_lift: The lift on the tasks kept back; ``None``: none were kept back, or none of them has the feature.
         within_p: The p-value if only episodes of one and the same task are compared; ``None``: there are no tasks.
@@ -155,30 +154,9 @@ def lift(episodes: Sequence[Episode], feature: Feature) -> float | None:
 def episodes_of(
     store: SqliteStorage, *, agent: str | None = None, distrusted: frozenset[int] = frozenset()
 ) -> list[Episode]:
-    """The episodes of a store whose outcome is known, without those that hold an experience not to be learnt from.
-
-    Args:
-        store: The store.
-        agent: Only this agent's.
-        distrusted: Experiences not to be learnt from.
-    """
-    steps: dict[tuple[str, str], list[tuple[int, Transition]]] = defaultdict(list)
-    after: int | None = None
-    bad: set[tuple[str, str]] = set()
-    while page := store.query(agent=agent, after=after, limit=_PAGE):
-        after = page[-1].id
-        for stored in page:
-            key = stored.agent, stored.episode_id
-            if stored.id in distrusted:
-                bad.add(key)
-            if stored.parent is None:
-                steps[key].append((stored.id, stored.transition))
-    result = []
-    for key, found in steps.items():
-        found.sort(key=lambda one: (one[1].step, one[0]))
-        if key not in bad and found[-1][1].outcome != "unknown":
-            result.append(episode_of([transition for _, transition in found], found[-1][0]))
-    return result
+    """The features of a store's episodes; see `finished_episodes` for the arguments."""
+    found = finished_episodes(store, agent=agent, distrusted=distrusted)
+    return [episode_of([transition for _, transition in steps], steps[-1][0]) for steps in found]
 
 
 def reflect(

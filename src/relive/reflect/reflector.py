@@ -80,7 +80,6 @@ class _Draft(msgspec.Struct, frozen=True):
     """A change that the cheap model proposed, and what it was shown."""
 
     delta: Delta
-    record: int | None
     seen: tuple[Trajectory, ...]
 
 
@@ -312,7 +311,7 @@ class _Run:
         shown = frozenset(one.id for one in lessons)
         proposed = deltas(asked.answer, agent=agent, evidence=evidence, also=also, shown=shown)
         self.problems += proposed.problems
-        return [_Draft(delta, asked.record, seen) for delta in proposed.deltas]
+        return [_Draft(delta, seen) for delta in proposed.deltas]
 
     def _lessons(self, text: str, agent: str, named: set[int] | None = None) -> list[Lesson]:
         """The lessons of the book that a request shows: those named, then the nearest, within their budget."""

@@ -20,14 +20,11 @@ import msgspec
 
 from relive.experience import Outcome, Transition
 from relive.reflect.features import tools_of
+from relive.reflect.finished import Steps, finished_episodes
 from relive.storage import SqliteStorage
-
-TAG = "reflection"
-"""The tag of records of what a reflecting model was asked and said; nothing is learnt from them."""
 
 Message = dict[str, Any]
 
-_PAGE = 500
 _OF_A_TASK = 8  # attempts at one task that are compared
 
 
@@ -39,7 +36,6 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         experiences: Ids of all of them.
         agent: Who acted.
         outcome: How it ended.
-        reward: Of its last experience; ``None``: not known.
         group: Attempts at one task share it; ``None``: of its own.
         messages: What was seen and done, in order.
         part: Which part of the episode this is, from 1, and of how many.
@@ -49,7 +45,6 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     experiences: tuple[int, ...]
     agent: str
     outcome: Outcome
-    reward: float | None
     group: str | None
     messages: tuple[Message, ...]
     part: tuple[int, int] = (1, 1)
@@ -58,29 +53,9 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 def trajectories(
     store: SqliteStorage, *, agent: str | None = None, distrusted: frozenset[int] = frozenset(), newest: int = 2_000
 ) -> list[Trajectory]:
-    """The episodes of a store whose outcome is known, the newest first.
-
-    Args:
-        store: The store.
-        agent: Only this agent's.
-        distrusted: Experiences not to be learnt from; episodes that hold one are left out.
-        newest: Only so many experiences are looked at.
-    """
-    steps: dict[tuple[str, str], list[tuple[int, Transition]]] = defaultdict(list)
-    bad: set[tuple[str, str]] = set()
-    after: int | None = None
-    left = newest
-    while left > 0 and (page := store.query(agent=agent, after=after, limit=min(_PAGE, left), newest_first=True)):
-        after = page[-1].id
-        left -= len(page)
-        for stored in page:
-            key = stored.agent, stored.episode_id
-            if stored.id in distrusted:
-                bad.add(key)
-            if stored.parent is None and TAG not in stored.outline().tags:
-                steps[key].append((stored.id, stored.transition))
-    found = (sorted(of, key=lambda one: (one[1].step, one[0])) for key, of in steps.items() if key not in bad)
-    return [_trajectory(one) for one in found if one[-1][1].outcome != "unknown"]
+    """The episodes of a store as conversations, the newest first; see `finished_episodes` for the arguments."""
+    found = finished_episodes(store, agent=agent, distrusted=distrusted, newest=newest)
+    return [_trajectory(steps) for steps in found]
 
 
 def chosen(found: Sequence[Trajectory], most: int) -> list[list[Trajectory]]:
@@ -140,14 +115,13 @@ def _balanced(group: Sequence[Trajectory]) -> list[Trajectory]:
     return both + failures[len(successes) :] + successes[len(failures) :]
 
 
-def _trajectory(steps: Sequence[tuple[int, Transition]]) -> Trajectory:
+def _trajectory(steps: Steps) -> Trajectory:
     experience, last = steps[-1]
     return Trajectory(
         experience=experience,
         experiences=tuple(number for number, _ in steps),
         agent=last.agent,
         outcome=last.outcome,
-        reward=last.reward,
         group=last.group_id,
         messages=tuple(_conversation(transition for _, transition in steps)),
     )

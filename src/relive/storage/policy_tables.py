@@ -9,7 +9,7 @@ import apsw
 
 TABLES = (
     # name: where the weights, the model or the prompt are found. share: of the agent's calls that it gets, 0 to 1.
-    # status: see `train.gate.STATUSES`. parent: the version that was promoted when it was proposed. times:
+    # status: see `train.policies.Status`. parent: the version that was promoted when it was proposed. times:
     # microseconds since 1970 UTC. An id is never given again.
     """CREATE TABLE policy(
         id INTEGER PRIMARY KEY AUTOINCREMENT, agent TEXT NOT NULL, name TEXT NOT NULL, parent INTEGER,
