@@ -101,7 +101,6 @@ class Stream:
         agent = routing(model, self.memory, Recall(self.memory, agent="router", **_RECALL))
         steps = ContinualLearner(env, agent, seed=seed).run(count)
         self.rewards = [step.reward or 0.0 for step in steps]
-        self.explored = [step.explored for step in steps]
 
     def recall(self) -> Recall:
         """Similar experiences of the stream."""

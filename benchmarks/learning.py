@@ -3,16 +3,17 @@
     python benchmarks/learning.py [--quick] [--simulated]
 
 **The real model** (SmolLM2-135M on this machine, 16 intents of Banking77). Each seed is a stream of messages, told
-only whether the answer was right; then every arm answers the same held-out test messages, and differences are means
-over pairs (one message, two arms) with the 95 % paired bootstrap over messages, each with the mean of its seeds, for
-the answers to one message are alike; arms without a bar answer every second message. Arms: no memory; random past
-successes; recall; lessons that reflection by contrast made of the stream, all approved; both; recall from a stream
-with shuffled rewards; lessons made from all labels (oracle); the same with the intents mixed up (poisoned); a
-word-count bandit without an LLM. A further stream swaps half of the labels midway.
+only whether the answer was right; then every arm answers the same held-out test messages, those with lessons every
+second one. Differences are means over pairs (one message, two arms) with the 95 % paired bootstrap over messages, each
+with the mean of its seeds, for the answers to one message are alike. Arms: no memory; random past successes; recall;
+lessons that reflection by contrast made of the stream, all approved; both; recall from a stream with shuffled rewards;
+lessons made from all labels (oracle); the same with the intents mixed up (poisoned); a word-count bandit without an
+LLM. A further stream swaps half of the labels midway.
 
-**Simulated agents** (`_learning_simulated.py`): the same arms by the hundred, with noisy rewards and a rule that flips,
-as regret and as successes per million tokens; experiences chosen by priority against uniformly chosen ones; and the
-tabular task of the prioritized-replay paper.
+**Simulated agents** (`_learning_simulated.py`): eight an arm, each with a rule that stays and with one that flips
+midway, and noisy rewards, as regret and as successes per million tokens. The arms are those above without shuffled
+rewards, and random lessons in the place of random successes. Then lessons of experiences chosen by priority against
+uniformly chosen ones, and the tabular task of the prioritized-replay paper.
 
 In full an hour on two cores; `--quick`: one seed of 120 messages and as many held out. `--simulated` leaves the real
 model out, and its bars with it.
