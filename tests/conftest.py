@@ -1,4 +1,4 @@
-"""What tests of several rooms share: one real small model, started once, and a provider that answers as it is told."""
+"""What tests of several rooms share: a memory, one real small model, and a provider that answers as it is told."""
 
 import asyncio
 import json
@@ -6,11 +6,14 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+import relive
+from relive import Memory
 from relive.llm import LocalServer, Upstream
 
 
@@ -88,6 +91,12 @@ class Provider:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         kind = {} if "Content-Type" in headers else {"Content-Type": "application/json"}
         return web.Response(status=status, body=data, headers={**kind, **headers})
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    with relive.open(tmp_path / "agent.db") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

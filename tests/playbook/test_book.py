@@ -1,6 +1,5 @@
 """The book: what becomes of deltas, and what the store keeps of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,17 +27,6 @@ from relive.storage import SqliteStorage
 from relive.storage import forget as forgetting
 from relive.storage.check import check
 from relive.storage.recover import recover
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    with relive.open(tmp_path / "agent.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def book(memory: Memory) -> Playbook:
-    return Playbook(memory, author="ann")
 
 
 def experience(memory: Memory, agent: str = "support", **fields: object) -> Source:

@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import relive
 from relive import Agent, Memory, Transition
 from relive.gateway.request import CallRequest
-from relive.llm import Completion
 from relive.playbook.book import Playbook
 from relive.playbook.experiment import ExperimentError, Variant, read_variants
 from relive.playbook.hook import PromptHook
@@ -23,17 +20,6 @@ QUESTION = [{"role": "system", "content": "You sell parcels."}, {"role": "user",
 PLAIN = Variant(name="as it is")
 BRIEF = Variant(name="brief", prompt="Be brief.", model="small")
 BARE = Variant(name="without memory", recall=False)
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    with relive.open(tmp_path / "agent.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def book(memory: Memory) -> Playbook:
-    return Playbook(memory, author="ann")
 
 
 def answered(memory: Memory, injection: Injection, episode: str, rate: dict[str, float], rng: Any) -> str:
@@ -108,24 +94,6 @@ def test_an_experiment_is_about_one_agent_and_one_tenant_if_it_says_so(memory: M
     assert book.experiments.assign("support", "e") is not None
 
 
-class Echo:
-    """A model that answers with what it was asked."""
-
-    model = "large"
-
-    def chat_sync(self, messages: Any, *, response_format: Any = None, **params: Any) -> Completion:
-        return Completion(
-            message={"role": "assistant", "content": json.dumps([messages, params])},
-            finish_reason="stop",
-            usage=None,
-            cost=None,
-            latency_ms=1.0,
-            attempts=[],
-            model=params.get("model", self.model),
-            raw={},
-        )
-
-
 def only(book: Playbook, variant: Variant) -> None:
     """Has every episode get this variant."""
     book.experiments.start((variant, PLAIN))
@@ -136,10 +104,10 @@ def only(book: Playbook, variant: Variant) -> None:
     ).result()
 
 
-def test_an_agent_is_as_its_variant_says(memory: Memory, book: Playbook) -> None:
+def test_an_agent_is_as_its_variant_says(memory: Memory, book: Playbook, echo: Any) -> None:
     book.approve(book.add("Name the day of delivery").lesson or 0)
     memory.add(Transition(state={"messages": QUESTION}, action="Here.", agent="support", outcome="success"))
-    agent = Agent(Echo(), memory=memory, name="support", lessons=Injection(book, held_out=0.0))
+    agent = Agent(echo, memory=memory, name="support", lessons=Injection(book, held_out=0.0))
     only(book, BRIEF)
     answer = agent.ask(QUESTION)
     messages, params = json.loads(answer.text)

@@ -2,18 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-import relive
 from relive import Agent, Feedback, Memory, Transition
 from relive.gateway.request import CallRequest
-from relive.llm import Completion
 from relive.playbook import uplift
 from relive.playbook.book import Playbook
 from relive.playbook.hook import HEADER, Mode, PromptHook
@@ -27,36 +23,6 @@ QUESTION = [
     {"role": "system", "content": "You sell parcels."},
     {"role": "user", "content": "Where is my parcel number 7?"},
 ]
-
-
-class Echo:
-    """A model that answers with what it was sent."""
-
-    model = "echo"
-
-    def chat_sync(self, messages: Any, *, response_format: Any = None, **params: Any) -> Completion:
-        text = json.dumps(messages)
-        return Completion(
-            message={"role": "assistant", "content": text},
-            finish_reason="stop",
-            usage=None,
-            cost=None,
-            latency_ms=1.0,
-            attempts=[],
-            model=self.model,
-            raw={},
-        )
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    with relive.open(tmp_path / "agent.db") as opened:
-        yield opened
-
-
-@pytest.fixture
-def book(memory: Memory) -> Playbook:
-    return Playbook(memory, author="ann")
 
 
 def active(book: Playbook, do: str, **fields: str) -> int:
@@ -338,25 +304,27 @@ def test_what_a_rollback_reached_is_no_evidence_again_when_its_outcome_comes_lat
     assert (book.get(number).calls, book.evidence().calls) == (0, 0)
 
 
-def test_an_agent_without_lessons_shows_nothing_that_a_rollback_reached(memory: Memory, book: Playbook) -> None:
+def test_an_agent_without_lessons_shows_nothing_that_a_rollback_reached(
+    memory: Memory, book: Playbook, echo: Any
+) -> None:
     bad = memory.add(Transition(state={"messages": QUESTION}, action="x", agent="support", outcome="success"))
     book.rollback(experience=bad)
-    assert Agent(Echo(), memory=memory, name="support").ask(QUESTION).demonstrations == ()
+    assert Agent(echo, memory=memory, name="support").ask(QUESTION).demonstrations == ()
 
 
-def test_a_rollback_follows_examples_that_were_shown_as_turns(memory: Memory, book: Playbook) -> None:
+def test_a_rollback_follows_examples_that_were_shown_as_turns(memory: Memory, book: Playbook, echo: Any) -> None:
     bad = memory.add(Transition(state={"messages": QUESTION}, action="x", agent="support", outcome="success"))
-    agent = Agent(Echo(), memory=memory, name="support")
+    agent = Agent(echo, memory=memory, name="support")
     second = agent.ask(QUESTION)
     assert [one.id for one in second.demonstrations] == [bad]
     assert book.rollback(experience=bad).experiences == (bad, second.id)
 
 
 def test_an_agent_with_lessons_sends_them_records_them_and_does_not_record_them_as_asked(
-    memory: Memory, book: Playbook
+    memory: Memory, book: Playbook, echo: Any
 ) -> None:
     number = active(book, "Name the day of delivery", when="parcel")
-    agent = Agent(Echo(), memory=memory, name="support", lessons=Injection(book))
+    agent = Agent(echo, memory=memory, name="support", lessons=Injection(book))
     for at in range(30):
         reply = agent.ask(QUESTION, episode_id=f"e{at}")
         injected = reply.transition.info["injected"]
@@ -371,10 +339,10 @@ def agent_call(memory: Memory, episode: str) -> bool:
     return bool(memory.query(episode_id=episode)[0].transition.info["injected"]["lessons"])
 
 
-def test_an_agents_answer_comes_even_if_the_book_is_broken(memory: Memory, book: Playbook) -> None:
+def test_an_agents_answer_comes_even_if_the_book_is_broken(memory: Memory, book: Playbook, echo: Any) -> None:
     injection = Injection(book)
     injection.book = None  # type: ignore[assignment]
-    agent = Agent(Echo(), memory=memory, name="support", lessons=injection, recall=False)
+    agent = Agent(echo, memory=memory, name="support", lessons=injection, recall=False)
     assert "parcel" in agent.ask(QUESTION).text
     assert agent.failures == 1
 

@@ -1,12 +1,9 @@
 """Recall: past successes, and only those, stand as data before the question, the most alike last."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import relive
 from relive import Memory, Transition
 from relive.envs.banking import messages
 from relive.experience import Outcome
@@ -14,12 +11,6 @@ from relive.playbook.recall import RandomRecall, Recall, action_text, as_data, e
 from relive.storage.text import state_text
 
 SYSTEM = {"role": "system", "content": "Route the message."}
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    with relive.open(tmp_path / "memory.db") as opened:
-        yield opened
 
 
 def remember(memory: Memory, text: str, action: Any = "x", outcome: Outcome = "success", agent: str = "default") -> int:

@@ -1,12 +1,10 @@
 """Trust: poisoned experiences make no lesson that is used, and good lessons are not lost."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import relive
 from relive import Memory, Transition
 from relive.playbook.book import Playbook
 from relive.playbook.lesson import Add, LessonText, Source, Vote
@@ -30,12 +28,6 @@ _THINGS = (
 )
 REPEATED = tuple(f"Use the {thing} of the blue counter" for thing in _THINGS.split())
 """Repeated over 20 episodes by one agent, and not quoted from outside: only the number of sources stands against it."""
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    with relive.open(tmp_path / "agent.db") as opened:
-        yield opened
 
 
 def experience(memory: Memory, agent: str, outside: str, place: str = "tool") -> Source:

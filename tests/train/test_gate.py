@@ -1,6 +1,5 @@
 """The gate: what passes, what does not, what the store keeps of it, and how often it errs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,6 @@ from relive.train.gate import Gate, GateError, Rules
 from relive.train.paired import differences
 
 TASKS = [f"held out {number}" for number in range(320)]
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    with relive.open(tmp_path / "agent.db") as opened:
-        yield opened
 
 
 @pytest.fixture
