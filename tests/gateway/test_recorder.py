@@ -286,6 +286,25 @@ def tried_twice(number: int) -> Transition:
     return transition(number, info={"attempts": [failed]})
 
 
+def test_no_commit_holds_a_record_without_its_failed_attempts(storage: SqliteStorage, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look(*_: Any) -> int:
+        with SqliteStorage(storage.path, readonly=True) as others:
+            parents = [stored.transition.parent for stored in others.query()]
+        seen.append((parents.count(None), len(parents)))
+        return 0
+
+    async def body(recorder: Recorder) -> None:
+        await asyncio.wrap_future(storage.alone(lambda connection: connection.set_wal_hook(look)))
+        for number in range(3):
+            await recorder.record(tried_twice(number), uid(number), nothing)
+
+    with_recorder(storage, tmp_path / "spool", body)
+    assert seen[-1] == (3, 6)
+    assert all(total == 2 * records for records, total in seen)
+
+
 def test_failed_attempts_come_with_their_record_through_the_spool_too(storage: SqliteStorage, tmp_path: Path) -> None:
     async def before(recorder: Recorder) -> None:
         for number in range(200):  # more than are stored at a time

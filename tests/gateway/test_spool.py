@@ -1,6 +1,7 @@
 """The spool: what waits for the store comes back as it was, in order, and the rest of it is bounded."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from gateway_calls import transition, uid
 
 from relive.experience import Feedback, TokenTrace, Transition, Usage
+from relive.gateway import frames
 from relive.gateway.spool import Spool, Waiting, decode_record, encode_record
 
 
@@ -46,6 +48,24 @@ def test_the_spool_gives_back_all_in_order_and_its_files_go(tmp_path: Path, monk
     assert spool.waiting == 0
     spool.close()
     assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_the_spool_is_read_only_as_far_as_the_store_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[frames.Frame] = []
+
+    def noted(path: Path) -> Iterator[frames.Frame]:
+        for frame in frames.read_frames(path):
+            read.append(frame)
+            yield frame
+
+    monkeypatch.setattr("relive.gateway.spool.read_frames", noted)
+    spool = Spool(tmp_path)
+    for number in range(30):
+        spool.put(uid(number), transition(number))
+    batches = spool.batches(7)
+    assert [len(next(batches)), len(next(batches))] == [7, 7]
+    assert len(read) == 14
+    spool.close()
 
 
 def test_what_is_not_taken_out_of_the_spool_waits_for_the_next_process(tmp_path: Path) -> None:
