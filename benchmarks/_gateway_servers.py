@@ -214,6 +214,16 @@ def litellm(folder: Path, base_url: str, python: str = sys.executable) -> Iterat
         yield Target("litellm", url + CHAT, "sk-bench-0000", process=process)
 
 
+def litellm_client(target: Target, python: str) -> list[list[int]]:
+    """The tokens in and out that LiteLLM as a client saw of a whole answer and of a streamed one."""
+    script = str(HERE / "_gateway_litellm_client.py")
+    command = [python, script, target.url.removesuffix("/chat/completions"), target.key, target.model]
+    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    done = subprocess.run(command, check=True, capture_output=True, env=env)
+    seen: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
 def there(package: str, python: str) -> bool:
     """Whether a package is installed beside a Python."""
     look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"

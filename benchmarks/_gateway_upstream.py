@@ -28,13 +28,20 @@ def _event(value: object) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def _delta(text: str) -> dict[str, object]:
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+def _delta(content: dict[str, str], finish_reason: str | None = None) -> dict[str, object]:
+    choice = {"index": 0, "delta": content, "finish_reason": finish_reason}
     return {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "model": "bench-1", "choices": [choice]}
 
 
-DELTA = _event(_delta("The card is on its way. "))
-END = _event({"id": "chatcmpl-bench", "choices": [], "usage": USAGE}) + _event(b"[DONE]") + b"0\r\n\r\n"
+DELTA = _event(_delta({"content": "The card is on its way. "}))
+END = b"".join(
+    [
+        _event(_delta({}, "stop")),
+        _event({**_delta({}), "choices": [], "usage": USAGE}),
+        _event(b"[DONE]"),
+        b"0\r\n\r\n",
+    ]
+)
 HEAD_WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(WHOLE)
 HEAD_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -74,9 +74,11 @@ def main() -> None:
         memory = relive.memory("VmHWM")
         all_of_it = [seen for (target, _, _), list_ in measured.items() for seen in list_ if target == "relive"]
         answered, failed = (sum(int(seen[figure]) for seen in all_of_it) for figure in ("answered", "failed"))
+        seen_by_litellm = servers.litellm_client(relive, options.peers) if "litellm" in peers else []
         stack.close()
         with SqliteStorage(folder / "relive" / "relive.db", readonly=True) as storage:
-            recorded = len(storage)
+            recorded = len(storage) - len(seen_by_litellm)
+            newest = [row.transition.usage for row in storage.query(newest_first=True, limit=2)][::-1]
     names = ["direct", "relive", *peers]
     print(f"{'':<10}{'clients':>8}" + "".join(f"{target:>34}" for target in names))
     print(f"{'':<18}" + f"{'calls/s':>10}{'p50':>8}{'p99':>8}{'first':>8}" * len(names))
@@ -114,6 +116,10 @@ def main() -> None:
     }
     if "litellm" in peers:
         bars["times LiteLLM's rate, 32 clients"] = Bar(share(measured, "whole", 32, of="litellm"), 5)
+        kept = [[usage.input_tokens, usage.output_tokens] for usage in newest if usage is not None]
+        bars["LiteLLM as a client: usage recorded otherwise than seen"] = Bar(
+            int(kept != seen_by_litellm), 0, at_most=True
+        )
     report(figures, bars)
 
 
